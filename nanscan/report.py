@@ -1,0 +1,345 @@
+"""What a scan and a step found, as plain data. A leaf: it describes, it decides nothing and imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
+
+if TYPE_CHECKING:
+    from nanscan.engine.result import EngineScan, Row
+
+__all__ = ["Label", "Report", "StepReport", "TensorReport"]
+
+_R = TypeVar("_R", bound="Report")
+_OWNER = {"grad": "grad of '{name}'", "state": "optimizer state {name}", "loss": "{name}", "tensor": "'{name}'"}
+_TOTALS = frozenset({"finite", "norm", "finite_norm", "inf_norm", "nan_count", "inf_count", "numel"})
+
+
+class Label(NamedTuple):
+    """What a tensor is called and what it looks like; kept instead of the tensor itself."""
+
+    names: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    kind: str = "tensor"
+
+
+@dataclass(frozen=True)
+class TensorReport:
+    """One tensor's row of a `Report`.
+
+    Attributes:
+        name: the tensor's name; a tied one lists all of them: `"emb.weight (= head.weight)"`.
+        shape: its shape, a tuple of ints (`()` for 0-dim).
+        dtype: its element type without the `torch.` prefix, such as `"bfloat16"`.
+        device: its device, such as `"cpu"` or `"cuda:0"`.
+        norm: its 2-norm; NaN if an element is NaN, inf if one is Inf and none is NaN.
+        inf_norm: the largest magnitude of its finite elements (0.0 if there are none).
+        nan_count: how many elements are NaN. A complex element counts once.
+        inf_count: how many elements are Inf and not NaN.
+        first_bad: index of the first NaN or Inf in row-major order, None if there is none. For a sparse tensor it is
+            the index in the dense shape: the first number is the row id.
+        rank: the process that holds it, None where there is only one.
+        kind: what it is: `"grad"`, `"loss"`, `"buffer"`, `"parameter"`, `"state"` or plain `"tensor"`.
+
+    >>> row = TensorReport("fc.bias", (10,), "float32", "cpu", float("nan"), 0.5, 2, 0, (3,), kind="grad")
+    >>> row.finite, row.numel
+    (False, 10)
+    >>> row.describe()
+    "grad of 'fc.bias' has 2 NaN, 0 Inf of 10 (first at [3])"
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    device: str
+    norm: float
+    inf_norm: float
+    nan_count: int
+    inf_count: int
+    first_bad: tuple[int, ...] | None
+    rank: int | None = None
+    kind: str = "tensor"
+
+    @property
+    def finite(self) -> bool:
+        """True if no element is NaN or Inf."""
+        return not (self.nan_count or self.inf_count)
+
+    @property
+    def numel(self) -> int:
+        """The number of elements of the (dense) shape."""
+        return math.prod(self.shape)
+
+    def describe(self) -> str:
+        """One clause that says what is wrong and where, or that nothing is."""
+        owner = _OWNER.get(self.kind, "{kind} '{name}'").format(kind=self.kind, name=self.name)
+        where = "" if self.rank is None else f" on rank {self.rank}"
+        if self.finite:
+            return f"{owner}{where} is finite (norm {self.norm:.6g})"
+        first = "" if self.first_bad is None else f" (first at {list(self.first_bad)})"
+        return f"{owner}{where} has {self.nan_count} NaN, {self.inf_count} Inf of {self.numel}{first}"
+
+
+class Source(Protocol):
+    """Where a lazy report gets a field from that it does not hold yet."""
+
+    provides: ClassVar[frozenset[str]]
+
+    def field(self, name: str) -> Any: ...
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one scan found, in total and per tensor. Frozen and picklable; fields are filled when first read.
+
+    Attributes:
+        finite: True if no element of any tensor is NaN or Inf.
+        norm: 2-norm over all elements, each tied tensor once; NaN if an element is NaN, inf if one is Inf and none NaN.
+        finite_norm: 2-norm over the finite elements only.
+        inf_norm: largest magnitude of the finite elements (0.0 if there are none).
+        nan_count: how many elements are NaN (a complex element counts once).
+        inf_count: how many elements are Inf and not NaN.
+        numel: how many elements were read.
+        tensors: one `TensorReport` for each tensor, in the order given.
+        bad: those of `tensors` that hold a NaN or Inf.
+        origin: where the first NaN or Inf was made, if that was looked for; else None.
+
+    >>> import nanscan, torch
+    >>> report = nanscan.scan({"w": torch.tensor([3.0, 4.0]), "b": torch.tensor([1.0, float("nan")])})
+    >>> report.finite, report.finite_norm, [row.name for row in report.bad]
+    (False, 5.0990195135927845, ['b'])
+    """
+
+    finite: bool
+    norm: float
+    finite_norm: float
+    inf_norm: float
+    nan_count: int
+    inf_count: int
+    numel: int
+    tensors: tuple[TensorReport, ...]
+    bad: tuple[TensorReport, ...]
+    origin: Any = None
+
+    @classmethod
+    def from_scan(
+        cls: type[_R],
+        scan: EngineScan,
+        labels: Sequence[Label],
+        places: Mapping[int, tuple[int, ...]] | None = None,
+        **known: Any,
+    ) -> _R:
+        """A report over an engine's result, without copying the rows yet.
+
+        Args:
+            scan: the engine's result.
+            labels: the name and look of the tensor at each position that was scanned.
+            places: position -> index of the first bad element, where it isn't the row-major index in the shape
+                (sparse tensors).
+            known: fields that are known already, such as `step`.
+        """
+        self = object.__new__(cls)
+        fields = self.__dict__
+        fields.update(known)
+        fields["_source"] = ScanSource(scan, labels, places)
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        fields = self.__dict__
+        source = fields.get("_source")
+        if source is None or name not in self.__dataclass_fields__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        value = source.field(name) if name in source.provides else _default(self.__dataclass_fields__[name])
+        fields[name] = value
+        return value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __deepcopy__(self: _R, memo: dict[int, Any]) -> _R:
+        return self
+
+    def without_table(self: _R) -> _R:
+        """A copy whose `tensors` holds the bad rows only; totals and `bad` stay."""
+        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "tensors"}
+        return type(self)(tensors=self.bad, **fields)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field as plain Python data, rows as dicts; NaN and Inf stay floats."""
+        return {item.name: _plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
+
+    def to_json(self, *, tensors: bool = True) -> str:
+        """One line of strict JSON. Non-finite floats become the strings "NaN", "Infinity", "-Infinity".
+
+        Args:
+            tensors: False leaves the table of all tensors out (the bad ones stay).
+        """
+        data = self.to_dict()
+        if not tensors:
+            del data["tensors"]
+        return json.dumps(_strict(data), allow_nan=False)
+
+    @classmethod
+    def from_dict(cls: type[_R], data: Mapping[str, Any]) -> _R:
+        """The inverse of `to_dict` and of a parsed `to_json` line; a line without its table gets the bad rows.
+
+        Raises:
+            ValueError: if a field is missing that has no default.
+
+        >>> report = Report(True, 5.0, 5.0, 4.0, 0, 0, 2, (), ())
+        >>> Report.from_dict(report.to_dict()) == report
+        True
+        >>> import json
+        >>> Report.from_dict(json.loads(report.to_json())) == report
+        True
+        """
+        fields = {item.name: item for item in dataclasses.fields(cls)}
+        values = {name: _parse(name, value) for name, value in data.items() if name in fields}
+        values.setdefault("tensors", values.get("bad", ()))
+        missing = [name for name, item in fields.items() if _required(item) and name not in values]
+        if missing:
+            raise ValueError(f"not a {cls.__name__}: {', '.join(missing)} missing; keys found: {', '.join(data)}")
+        return cls(**values)
+
+    def describe(self, limit: int = 5) -> str:
+        """One line: the bad tensors, each with its counts and first index, at most `limit` of them by name."""
+        if not self.bad:
+            return f"all finite, norm {self.norm:.6g} over {self.numel} elements"
+        clauses = [row.describe() for row in self.bad[:limit]]
+        more = len(self.bad) - limit
+        return "; ".join(clauses) + (f"; and {more} more" if more > 0 else "")
+
+
+@dataclass(frozen=True)
+class StepReport(Report):
+    """What the guard found at one optimizer step and what it did about it.
+
+    Attributes:
+        step: which call of `optimizer.step()` this was, from 0.
+        clip_factor: what the gradients were multiplied by for `clip_norm` (1.0 = not clipped).
+        skipped: True if the optimizer did not step.
+        action: `"step"`, `"skip"`, `"raise"`, `"zero"` or `"warn"`.
+        time: when, in seconds since the epoch.
+        buffers: buffers of the model that hold a NaN or Inf; looked at only when a step is skipped.
+        parameters: parameters (and their optimizer state) that hold a NaN or Inf after the step; looked at every
+            `check_params_every` steps.
+
+    Norms, counts and rows are of the gradients, unscaled, before clipping; the loss given to `observe` is a row too.
+    """
+
+    # default_factory, not a default: a class attribute would hide a field that is still to be filled.
+    step: int = 0
+    time: float = 0.0
+    clip_factor: float = field(default_factory=lambda: 1.0)
+    skipped: bool = field(default_factory=lambda: False)
+    action: str = field(default_factory=lambda: "step")
+    buffers: tuple[TensorReport, ...] = field(default_factory=tuple)
+    parameters: tuple[TensorReport, ...] = field(default_factory=tuple)
+
+
+class ScanSource:
+    """Fields of a report from an engine's result and the labels of what was scanned."""
+
+    __slots__ = ("labels", "places", "scan")
+    provides = _TOTALS | {"bad", "tensors"}
+
+    def __init__(
+        self, scan: EngineScan, labels: Sequence[Label], places: Mapping[int, tuple[int, ...]] | None = None
+    ) -> None:
+        self.scan = scan
+        self.labels = labels
+        self.places = places
+
+    def field(self, name: str) -> Any:
+        """The value of the field called `name`."""
+        if name in _TOTALS:
+            return getattr(self.scan, name)
+        rows = self.scan.bad_rows() if name == "bad" else self.scan.rows()
+        return tuple(tensor_report(row, self.labels, self.places) for row in rows)
+
+
+def tensor_report(
+    row: Row, labels: Sequence[Label], places: Mapping[int, tuple[int, ...]] | None = None
+) -> TensorReport:
+    """The public row for an engine's row: names for positions, an index tuple for a flat index."""
+    label = labels[row.position]
+    names = list(label.names)
+    for position in row.also:
+        names += [item for item in labels[position].names if item not in names]
+    place = None
+    if row.first_bad >= 0:
+        place = (places or {}).get(row.position) or unravel(row.first_bad, label.shape)
+    norm = math.nan if row.nan_count else math.inf if row.inf_count else row.finite_norm
+    return TensorReport(
+        joined(names), label.shape, label.dtype, label.device, norm, row.inf_norm, row.nan_count, row.inf_count, place,
+        kind=label.kind,
+    )  # fmt: skip
+
+
+def joined(names: Sequence[str]) -> str:
+    """All names of one tensor as one: the first, then those that it is tied to.
+
+    >>> joined(["emb.weight", "head.weight"])
+    'emb.weight (= head.weight)'
+    """
+    return names[0] if len(names) == 1 else f"{names[0]} (= {', '.join(names[1:])})"
+
+
+def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
+    """The index tuple of a flat row-major index.
+
+    >>> unravel(7, (2, 5)), unravel(0, ())
+    ((1, 2), ())
+    """
+    index: list[int] = []
+    for size in reversed(shape):
+        flat, place = divmod(flat, size)
+        index.append(place)
+    return tuple(reversed(index))
+
+
+def _default(item: dataclasses.Field[Any]) -> Any:
+    return item.default if item.default is not dataclasses.MISSING else cast(Any, item.default_factory)()
+
+
+def _required(item: dataclasses.Field[Any]) -> bool:
+    return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    return value
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    return [_strict(item) for item in value] if isinstance(value, list) else value
+
+
+def _parse(name: str, value: Any) -> Any:
+    if name in ("tensors", "bad", "buffers", "parameters"):
+        return tuple(_parse_row(row) for row in value)
+    return float(value) if name.endswith(("norm", "factor", "time")) else value
+
+
+def _parse_row(row: Mapping[str, Any]) -> TensorReport:
+    values = {name: float(value) if name.endswith("norm") else value for name, value in row.items()}
+    values["shape"] = tuple(values["shape"])
+    if values["first_bad"] is not None:
+        values["first_bad"] = tuple(values["first_bad"])
+    return TensorReport(**values)
