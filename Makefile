@@ -1,0 +1,79 @@
+# make demo | test | bench | lint | cuda | format | clean
+# Each target first sets up its own virtual environment; a second run finds it ready and starts at once.
+#   PYTHON=python3.12     the interpreter to build it from (default: python3.11, else python3; 3.10 or newer)
+#   TORCH="torch==2.10.0" another torch release (default: the one this tree is tested with)
+#   ARGS="-k guard -x"    handed on to the command behind the target
+
+VENV      ?= .venv
+VENV_CUDA ?= .venv-cuda
+TORCH     ?= torch==2.13.0
+TORCH_CUDA ?= torch
+ARGS      ?=
+PYTHON    ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
+
+PY  := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+# What the compiled engine is made from; an edit here makes the next target rebuild it.
+BUILD_INPUTS := pyproject.toml $(wildcard setup.py) $(wildcard csrc/*)
+CPP_FILES = $(shell find csrc tests/cpp -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
+
+.PHONY: demo test bench lint format cuda clean help
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n '1,5s/^# \{0,1\}//p' Makefile
+
+demo: $(VENV)/.ready-demo
+	@$(PY) -m nanscan demo $(ARGS)
+
+test: lint
+	$(PY) -m pytest $(ARGS)
+
+bench: $(VENV)/.ready-bench
+	$(PY) -m benchmarks $(ARGS)
+
+lint: $(VENV)/.ready-dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(if $(CPP_FILES),$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES))
+	$(PY) -m mypy --strict nanscan
+
+format: $(VENV)/.ready-dev
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+
+cuda: $(VENV)/.ready-dev
+	$(PY) tools/check_cuda.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(VENV_CUDA) build dist *.egg-info nanscan/*.so
+
+# ---- environments ----------------------------------------------------------------------------------------------------
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "no Python >= 3.10 found on PATH: install one, or run make PYTHON=/path/to/python3" >&2; exit 2; }
+	@echo "making $(VENV) with $$($(PYTHON) --version) (once)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(VENV)/.torch: $(VENV)/.made
+	@echo "installing $(TORCH) (once)"
+	@$(PIP) install "$(TORCH)"
+	@touch $@
+
+$(VENV)/.ready-demo: $(VENV)/.torch $(BUILD_INPUTS)
+	@echo "building nanscan and installing what the demo needs"
+	@$(PIP) install -e ".[demo]"
+	@touch $@
+
+$(VENV)/.ready-dev: $(VENV)/.ready-demo requirements-dev.txt
+	@echo "installing what the tests need"
+	@$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.ready-bench: $(VENV)/.ready-dev $(wildcard benchmarks/requirements.txt)
+	@echo "installing what the benchmarks compare with"
+	@$(PIP) install -e ".[bench]"
+	@touch $@

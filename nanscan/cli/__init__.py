@@ -1,0 +1,5 @@
+"""The command line: `nanscan demo`, `nanscan env`, `nanscan bench`."""
+
+from nanscan.cli.app import main
+
+__all__ = ["main"]
