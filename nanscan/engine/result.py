@@ -28,7 +28,7 @@ class Row(NamedTuple):
 class BadInput(Exception):
     """An engine was given something whose elements it cannot read.
 
-    ``position`` counts through the input (``extra`` continues after it), ``reason`` completes the sentence "<name> ...",
+    ``position`` counts through the input (``extra`` continues after it), ``reason`` completes "<name> ...",
     ``kind`` is the exception that the public functions raise with the name put in front.
     """
 
@@ -120,7 +120,7 @@ def total(rows: Sequence[Row], extra: Sequence[Row], numel: int) -> Scan:
 
 
 def norm_of(finite_norm: float, nan_count: int, inf_count: int) -> float:
-    """The norm with its non-finite elements: NaN if there is a NaN, else inf if there is an Inf, else ``finite_norm``."""
+    """NaN if there is a NaN, else inf if there is an Inf, else ``finite_norm``."""
     if nan_count:
         return math.nan
     return math.inf if inf_count else finite_norm

@@ -34,7 +34,7 @@ class _Unreadable(Exception):
 
 @dataclass
 class Entry:
-    """One unique tensor: where it stands first, where else, the object given, and the memory that holds its elements."""
+    """One unique tensor: its first position, its others, the object given, and the memory with its elements."""
 
     position: int
     source: Tensor
@@ -95,6 +95,11 @@ def may_overlap(t: Tensor) -> bool:
             return t.numel() > 0
         reach += stride * (size - 1)
     return False
+
+
+def holds_its_values(tensor: Tensor) -> bool:
+    """False for a layout whose elements `resolve` has to copy out (MKL-DNN), so that writing there changes nothing."""
+    return tensor.layout in (torch.strided, torch.jagged, torch.sparse_coo, *_COMPRESSED)
 
 
 def _resolve_at(position: int, tensor: Any) -> Tensor:
