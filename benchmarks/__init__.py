@@ -1,0 +1,1 @@
+"""Benchmarks: ``python -m benchmarks`` runs all suites, ``python -m benchmarks scan step`` some (see ``--help``)."""
