@@ -12,6 +12,7 @@ import click
 from nanscan._version import __version__
 from nanscan.cli import bench, demo, env
 from nanscan.cli.output import print_json
+from nanscan.config import load_config
 
 __all__ = ["main"]
 
@@ -29,6 +30,10 @@ Every verb takes --json (one JSON document on stdout) and --debug (tracebacks)."
 @click.version_option(__version__, prog_name="nanscan", message="%(prog)s %(version)s")
 def app() -> None:
     """Keep PyTorch training alive: find NaN and Inf in one pass, name them, skip or clip the step."""
+    try:
+        load_config()
+    except ValueError as error:  # a NANSCAN_* variable; the message names its valid values
+        raise click.ClickException(str(error)) from error
 
 
 for verb in (demo.command, env.command, bench.command):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import random
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -13,12 +11,14 @@ import torch
 from torch import Tensor, nn
 
 import nanscan
+from nanscan.bench.peers import loop_clip
+from nanscan.bench.timing import Command, Plan, interleave
 from nanscan.demo.data import Digits
 from nanscan.demo.model import DigitNet
 
-__all__ = ["Cost", "loop_step", "measure_cost"]
+__all__ = ["Cost", "measure_cost"]
 
-WARM_UP = 10  # rounds that are not counted
+WAYS = ("step", "loop", "torch_clip", "nanscan")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Cost:
         tensors: how many gradients the model has.
         elements: how many numbers they hold.
         step_us: the bare optimizer step, which neither checks nor clips.
-        loop_us: what the Python loop of `isnan(...).any()` per parameter, norm and clip adds to it.
+        loop_us: what the Python loop of `isnan(...).any()`, norm and clip per parameter adds to it.
         torch_clip_us: what `torch.nn.utils.clip_grad_norm_` adds to it (it clips, and checks nothing).
         nanscan_us: what the guard adds to it (it checks, names and clips).
     """
@@ -44,39 +44,16 @@ class Cost:
     nanscan_us: float
 
 
-def loop_step(model: nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float) -> bool:
-    """The loop that many training scripts hold: look at each gradient, add up the norm, clip, step.
-
-    Returns:
-        True if the optimizer stepped, False if a NaN or Inf was found.
-    """
-    total = 0.0
-    for parameter in model.parameters():
-        if parameter.grad is None:
-            continue
-        if torch.isnan(parameter.grad).any() or torch.isinf(parameter.grad).any():
-            return False
-        total += parameter.grad.norm().item() ** 2
-    factor = clip_norm / (total**0.5 + 1e-6)
-    if factor < 1:
-        for parameter in model.parameters():
-            if parameter.grad is not None:
-                parameter.grad.mul_(factor)
-    optimizer.step()
-    return True
-
-
 def measure_cost(
     digits: Digits, clip_norm: float, rounds: int, seed: int, watcher: Callable[[str, int, int], None]
 ) -> Cost:
     """Time one step each way, on equal copies of the model with the same gradients.
 
-    A fixed order would favour whoever finds the caches warm: the order is drawn anew in each round, and each way is
-    compared with the bare step of the same round.
+    Each way is compared with the bare step of the same round.
 
     Args:
         digits: where the one batch comes from that makes the gradients.
-        clip_norm: the norm to clip to; the gradients are scaled to four times it, so that clipping always acts.
+        clip_norm: the norm to clip to; the gradients have four times it, so that clipping always acts.
         rounds: how often to time each way.
         seed: of the model and of the order.
         watcher: is told `("cost", done, of)`.
@@ -87,56 +64,71 @@ def measure_cost(
     torch.manual_seed(seed)
     model = DigitNet()
     gradients = _gradients(model, digits, 4 * clip_norm)
-    lanes = {name: _Lane(name, model, clip_norm) for name in ("step", "loop", "torch_clip", "nanscan")}
-    order, shuffle = list(lanes), random.Random(seed).shuffle
-    seconds: list[dict[str, float]] = []
-    for done in range(WARM_UP + rounds):
-        shuffle(order)
-        seconds.append({name: lanes[name].time(gradients) for name in order})
-        watcher("cost", done + 1, WARM_UP + rounds)
-    counted = seconds[WARM_UP:]
+    copies = {way: copy.deepcopy(model) for way in WAYS}
+    turns = _Turns(rounds * len(WAYS), watcher)
 
-    def added(name: str) -> float:
-        return 1e6 * statistics.median(row[name] - row["step"] for row in counted)
+    def prepare() -> None:
+        for each in copies.values():
+            _lay_in(each, gradients)
+        turns.count()
 
+    commands = {way: _command(way, each, clip_norm) for way, each in copies.items()}
+    plan = Plan(seconds=0.0, min_rounds=rounds, max_rounds=rounds, prepare=prepare, seed=seed)
+    samples = interleave(commands, plan).samples
+    added = {way: _median_difference(samples[way], samples["step"]) for way in WAYS}
     return Cost(
         rounds=rounds,
         tensors=len(gradients),
         elements=sum(gradient.numel() for gradient in gradients),
-        step_us=1e6 * statistics.median(row["step"] for row in counted),
-        loop_us=added("loop"),
-        torch_clip_us=added("torch_clip"),
-        nanscan_us=added("nanscan"),
+        step_us=1e6 * statistics.median(samples["step"]),
+        loop_us=added["loop"],
+        torch_clip_us=added["torch_clip"],
+        nanscan_us=added["nanscan"],
     )
 
 
-class _Lane:
-    """One way of making a step, with its own copy of the model, the gradients and the optimizer's state."""
+class _Turns:
+    """Counts turns for the progress bar; the first few, which warm up, are not among them."""
 
-    def __init__(self, name: str, model: nn.Module, clip_norm: float) -> None:
-        self.model = copy.deepcopy(model)
-        inner = torch.optim.AdamW(self.model.parameters(), lr=1e-6, fused=True)
-        if name == "nanscan":
-            self.step: Callable[[], object] = nanscan.wrap(inner, self.model, clip_norm=clip_norm).step
-        elif name == "loop":
-            self.step = lambda: loop_step(self.model, inner, clip_norm)
-        elif name == "torch_clip":
-            self.step = lambda: (nn.utils.clip_grad_norm_(self.model.parameters(), clip_norm), inner.step())
-        else:
-            self.step = inner.step
+    def __init__(self, total: int, watcher: Callable[[str, int, int], None]) -> None:
+        self._done, self._total, self._watcher = -3 * len(WAYS), total, watcher
 
-    def time(self, gradients: list[Tensor]) -> float:
-        """Seconds of one step on these gradients; laying them in is not counted."""
-        for parameter, gradient in zip(self.model.parameters(), gradients, strict=True):
+    def count(self) -> None:
+        self._done += 1
+        if self._done > 0:
+            self._watcher("cost", self._done, self._total)
+
+
+def _command(way: str, model: nn.Module, clip_norm: float) -> Command:
+    """One step of a fused AdamW, checked and clipped this way."""
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-6, fused=True)
+    if way == "nanscan":
+        return nanscan.wrap(optimizer, model, clip_norm=clip_norm).step
+    if way == "loop":
+        return lambda: loop_clip(parameters, clip_norm) and optimizer.step()
+    if way == "torch_clip":
+        return lambda: (nn.utils.clip_grad_norm_(parameters, clip_norm), optimizer.step())
+    return optimizer.step
+
+
+def _lay_in(model: nn.Module, gradients: list[Tensor]) -> None:
+    """The gradients, unclipped again."""
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        if parameter.grad is None:
             parameter.grad = gradient.clone()
-        start = time.perf_counter()
-        self.step()
-        return time.perf_counter() - start
+        else:
+            parameter.grad.copy_(gradient)
+
+
+def _median_difference(seconds: list[float], base: list[float]) -> float:
+    """Microseconds: the median over the rounds of what this way took more than the other in the same round."""
+    return 1e6 * statistics.median(mine - other for mine, other in zip(seconds, base, strict=True))
 
 
 def _gradients(model: nn.Module, digits: Digits, norm: float) -> list[Tensor]:
     """The gradients of one real batch, scaled to the joint 2-norm `norm`."""
     loss = nn.functional.cross_entropy(model(digits.train_images[:64]), digits.train_labels[:64])
     gradients = torch.autograd.grad(loss, list(model.parameters()))
-    factor = norm / torch.nn.utils.get_total_norm(gradients)
+    factor = norm / nn.utils.get_total_norm(gradients)
     return [gradient * factor for gradient in gradients]

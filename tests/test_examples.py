@@ -1,0 +1,69 @@
+"""Every script under examples/ runs as a reader would run it, and shows what its text promises."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+
+
+def run_example(name: str) -> str:
+    """The output of one script; a minute is its limit."""
+    command = [sys.executable, str(EXAMPLES / name)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=EXAMPLES.parent)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def number(pattern: str, output: str) -> float:
+    """The number that the pattern's group finds in the output."""
+    found = re.search(pattern, output)
+    assert found is not None, f"{pattern!r} not found in:\n{output}"
+    return float(found.group(1))
+
+
+def test_plain_loop_loses_one_step_an_epoch_and_learns() -> None:
+    output = run_example("plain_loop.py")
+    assert number(r"skipped (\d+) of 320", output) == 20  # the bad row is in one batch of each of the 20 epochs
+    assert "epoch 0: grad of '0.weight' has 256 NaN, 0 Inf of 256 (first at [0, 0])" in output
+    assert number(r"mean squared error (\S+)", output) < 0.05
+
+
+def test_grad_scaler_skips_until_the_scale_fits_and_the_report_is_unscaled() -> None:
+    output = run_example("amp_grad_scaler.py")
+    skips = number(r"skipped (\d+) of 200", output)
+    assert 1 <= skips < 100
+    assert output.count(": skipped, grad of ") == skips
+    assert number(r"loss (\S+);", output) < 0.1
+    assert number(r"norm (\S+)\n", output) < 10  # times the loss scale it would be thousands
+
+
+def test_lbfgs_leaves_the_domain_and_still_reaches_the_minimum() -> None:
+    output = run_example("lbfgs_closure.py")
+    assert number(r"skipped (\d+)", output) >= 1
+    assert "step 0: " in output and "NaN" in output
+    assert "x = [1.0, 1.0, 1.0]" in output
+
+
+def test_accumulation_loses_one_window_an_epoch() -> None:
+    output = run_example("gradient_accumulation.py")
+    assert "rows 96..127: grad of 'weight'" in output
+    assert number(r"skipped (\d+) of 500", output) == 50
+    assert number(r"loss (\S+);", output) < 0.5
+    assert "weights finite: True" in output
+
+
+def test_every_example_has_a_test() -> None:
+    here = Path(__file__).read_text()
+    missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}")' not in here]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
+def test_example_says_how_to_run_it(path: Path) -> None:
+    assert f"Run: python examples/{path.name}" in path.read_text()
