@@ -6,13 +6,13 @@
 namespace nanscan {
 
 // X(name, torch name, bytes per real component, DLPack type code, DLPack bits per element, real components per element)
-#define NANSCAN_FOR_EACH_DTYPE(X)                           \
-  X(Float32, "float32", 4, kDLFloat, 32, 1)                 \
-  X(Float16, "float16", 2, kDLFloat, 16, 1)                 \
-  X(BFloat16, "bfloat16", 2, kDLBfloat, 16, 1)              \
-  X(Float64, "float64", 8, kDLFloat, 64, 1)                 \
-  X(Complex64, "complex64", 4, kDLComplex, 64, 2)           \
-  X(Complex128, "complex128", 8, kDLComplex, 128, 2)        \
+#define NANSCAN_FOR_EACH_DTYPE(X)                             \
+  X(Float32, "float32", 4, kDLFloat, 32, 1)                   \
+  X(Float16, "float16", 2, kDLFloat, 16, 1)                   \
+  X(BFloat16, "bfloat16", 2, kDLBfloat, 16, 1)                \
+  X(Float64, "float64", 8, kDLFloat, 64, 1)                   \
+  X(Complex64, "complex64", 4, kDLComplex, 64, 2)             \
+  X(Complex128, "complex128", 8, kDLComplex, 128, 2)          \
   X(Float8E4M3FN, "float8_e4m3fn", 1, kDLFloat8_e4m3fn, 8, 1) \
   X(Float8E5M2, "float8_e5m2", 1, kDLFloat8_e5m2, 8, 1)
 

@@ -16,7 +16,8 @@ struct TensorResult {
   int64_t first_bad = -1;  // flat index of the first non-finite element, in the order the tensor was read; -1: none
 };
 
-// A sum of squares that cannot overflow or vanish: the value is sumsq * 4^exponent (exponent is 0 unless float64 data needs it).
+// A sum of squares that cannot overflow or vanish: the value is sumsq * 4^exponent (exponent is 0 unless float64 data
+// needs it).
 struct ScaledSum {
   double sumsq = 0.0;
   int32_t exponent = 0;

@@ -1,0 +1,143 @@
+// The exact read of a chunk: element by element in double, for chunks that the fast read could not vouch for.
+#include <cmath>
+#include <cstring>
+
+#include "cpu_fast.inl.h"
+#include "scaled_sum.h"
+
+#if defined(__SSE2__)
+#include <xmmintrin.h>
+#endif
+
+namespace nanscan {
+namespace {
+
+double float8_e4m3fn_to_double(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15, fraction = bits & 7;
+  if (exponent == 15 && fraction == 7) return std::nan("");
+  const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return bits & 0x80 ? -magnitude : magnitude;
+}
+
+double float8_e5m2_to_double(uint8_t bits) { return float16_to_float(static_cast<uint16_t>(bits << 8)); }
+
+struct Float8Table {
+  double e4m3fn[256], e5m2[256];
+  Float8Table() {
+    for (int i = 0; i < 256; ++i) {
+      e4m3fn[i] = float8_e4m3fn_to_double(static_cast<uint8_t>(i));
+      e5m2[i] = float8_e5m2_to_double(static_cast<uint8_t>(i));
+    }
+  }
+};
+const Float8Table kFloat8;
+
+template <DType T>
+double component(const void* data, int64_t i) {
+  if constexpr (T == DType::Float32 || T == DType::Complex64) return static_cast<const float*>(data)[i];
+  if constexpr (T == DType::Float64 || T == DType::Complex128) return static_cast<const double*>(data)[i];
+  if constexpr (T == DType::Float16) return float16_to_float(static_cast<const uint16_t*>(data)[i]);
+  if constexpr (T == DType::BFloat16) return bfloat16_to_float(static_cast<const uint16_t*>(data)[i]);
+  if constexpr (T == DType::Float8E4M3FN) return kFloat8.e4m3fn[static_cast<const uint8_t*>(data)[i]];
+  if constexpr (T == DType::Float8E5M2) return kFloat8.e5m2[static_cast<const uint8_t*>(data)[i]];
+}
+
+enum class Kind { Finite, NaN, Inf };
+
+Kind kind_of(double v) { return std::isfinite(v) ? Kind::Finite : std::isnan(v) ? Kind::NaN : Kind::Inf; }
+
+template <DType T>
+Kind element_kind(const void* data, int64_t i) {
+  if constexpr (components(T) == 1) return kind_of(component<T>(data, i));
+  const Kind re = kind_of(component<T>(data, 2 * i)), im = kind_of(component<T>(data, 2 * i + 1));
+  return re == Kind::NaN || im == Kind::NaN ? Kind::NaN : re == Kind::Inf || im == Kind::Inf ? Kind::Inf : Kind::Finite;
+}
+
+template <DType T>
+double magnitude(const void* data, int64_t i) {
+  if constexpr (components(T) == 1) return std::fabs(component<T>(data, i));
+  return std::hypot(component<T>(data, 2 * i), component<T>(data, 2 * i + 1));
+}
+
+template <DType T>
+void count_kinds(const void* data, int64_t count, ExactChunk& out) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Kind kind = element_kind<T>(data, i);
+    if (kind == Kind::Finite) {
+      const double size = magnitude<T>(data, i);
+      out.absmax = size > out.absmax ? size : out.absmax;
+      continue;
+    }
+    if (out.first_bad < 0) out.first_bad = i;
+    (kind == Kind::NaN ? out.nan_count : out.inf_count) += 1;
+  }
+}
+
+// Only float64 data can be so large or small that squares need scaling; everything else keeps exponent 0.
+int32_t exponent_for(double absmax) {
+  if (absmax == 0.0 || (absmax >= kFloat64Safe[0] && absmax <= kFloat64Safe[1])) return 0;
+  const int e = std::isinf(absmax) ? 1023 : std::ilogb(absmax);  // a complex128's magnitude may pass the largest double
+  return e < -960 ? -960 : e > 1000 ? 1000 : e;
+}
+
+template <DType T>
+ExactChunk exact(const void* data, int64_t count) {
+  ExactChunk out;
+  count_kinds<T>(data, count, out);
+  out.sum.exponent = exponent_for(out.absmax);
+  const double scale = std::ldexp(1.0, -out.sum.exponent);
+  double lanes[8] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    if (element_kind<T>(data, i) != Kind::Finite) continue;
+    for (int64_t c = components(T) * i; c < components(T) * (i + 1); ++c) {
+      double v = component<T>(data, c) * scale;
+      v *= v;
+      NANSCAN_NO_FUSE(v);
+      lanes[i & 7] += v;
+    }
+  }
+  out.sum.sumsq = fold<8>(lanes);
+  return out;
+}
+
+template <DType T>
+bool nonfinite(const void* element) {
+  return element_kind<T>(element, 0) != Kind::Finite;
+}
+
+}  // namespace
+
+ExactChunk read_exact(DType dtype, const void* data, int64_t count) {
+  switch (dtype) {
+#define NANSCAN_CASE(name, ...) \
+  case DType::name:             \
+    return exact<DType::name>(data, count);
+    NANSCAN_FOR_EACH_DTYPE(NANSCAN_CASE)
+#undef NANSCAN_CASE
+  }
+  return {};
+}
+
+bool is_nonfinite(DType dtype, const void* element) {
+  switch (dtype) {
+#define NANSCAN_CASE(name, ...) \
+  case DType::name:             \
+    return nonfinite<DType::name>(element);
+    NANSCAN_FOR_EACH_DTYPE(NANSCAN_CASE)
+#undef NANSCAN_CASE
+  }
+  return false;
+}
+
+#if defined(__SSE2__)
+DenormalGuard::DenormalGuard() : saved_(_mm_getcsr()) {
+  constexpr unsigned kFlushToZero = 0x8000, kDenormalsAreZero = 0x0040;
+  if (saved_ & (kFlushToZero | kDenormalsAreZero)) _mm_setcsr(saved_ & ~(kFlushToZero | kDenormalsAreZero));
+}
+DenormalGuard::~DenormalGuard() { _mm_setcsr(saved_); }
+#else
+DenormalGuard::DenormalGuard() = default;
+DenormalGuard::~DenormalGuard() = default;
+#endif
+
+}  // namespace nanscan

@@ -1,0 +1,110 @@
+// The fast read of a chunk: one instance of the vector loops for each instruction set, chosen at run time.
+#include <cmath>
+#include <cstdlib>
+
+#include "cpu_fast.inl.h"
+
+#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
+#define NANSCAN_X86_DISPATCH 1
+#include <immintrin.h>
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own _mm512_undefined_ps
+#endif
+
+namespace nanscan {
+namespace {
+
+struct Kernels {
+  const char* name;
+  FastChunk (*float32)(const float*, int64_t);
+  FastChunk (*float64)(const double*, int64_t);
+  FastChunk (*bfloat16)(const uint16_t*, int64_t);
+  FastChunk (*float16)(const uint16_t*, int64_t);
+};
+
+FastChunk float32_baseline(const float* x, int64_t n) { return fast_float32<16>(x, n); }
+FastChunk float64_baseline(const double* x, int64_t n) { return fast_float64<16>(x, n); }
+FastChunk bfloat16_baseline(const uint16_t* x, int64_t n) { return fast_bfloat16<16>(x, n); }
+FastChunk float16_baseline(const uint16_t* x, int64_t n) {
+  return fast_float16<16>(x, n, [](const uint16_t* p) {
+    Vector<float, 16> v;
+    for (int i = 0; i < 4; ++i) v[i] = float16_to_float(p[i]);
+    return v;
+  });
+}
+constexpr Kernels kBaseline = {"baseline", float32_baseline, float64_baseline, bfloat16_baseline, float16_baseline};
+
+#ifdef NANSCAN_X86_DISPATCH
+#define NANSCAN_V3 __attribute__((target("avx2,fma,f16c")))
+#define NANSCAN_V4 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
+
+NANSCAN_V3 FastChunk float32_v3(const float* x, int64_t n) { return fast_float32<32>(x, n); }
+NANSCAN_V3 FastChunk float64_v3(const double* x, int64_t n) { return fast_float64<32>(x, n); }
+NANSCAN_V3 FastChunk bfloat16_v3(const uint16_t* x, int64_t n) { return fast_bfloat16<32>(x, n); }
+NANSCAN_V3 FastChunk float16_v3(const uint16_t* x, int64_t n) {
+  return fast_float16<32>(x, n, [](const uint16_t* p) NANSCAN_V3 {
+    return reinterpret_cast<Vector<float, 32>>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  });
+}
+NANSCAN_V4 FastChunk float32_v4(const float* x, int64_t n) { return fast_float32<64>(x, n); }
+NANSCAN_V4 FastChunk float64_v4(const double* x, int64_t n) { return fast_float64<64>(x, n); }
+NANSCAN_V4 FastChunk bfloat16_v4(const uint16_t* x, int64_t n) { return fast_bfloat16<64>(x, n); }
+NANSCAN_V4 FastChunk float16_v4(const uint16_t* x, int64_t n) {
+  return fast_float16<64>(x, n, [](const uint16_t* p) NANSCAN_V4 {
+    return reinterpret_cast<Vector<float, 64>>(
+        _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
+  });
+}
+constexpr Kernels kV3 = {"x86-64-v3", float32_v3, float64_v3, bfloat16_v3, float16_v3};
+constexpr Kernels kV4 = {"x86-64-v4", float32_v4, float64_v4, bfloat16_v4, float16_v4};
+#endif
+
+const Kernels& kernels() {
+#ifdef NANSCAN_X86_DISPATCH
+  static const Kernels& chosen = []() -> const Kernels& {
+    const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool v4 = v3 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+    const char* cap = std::getenv("NANSCAN_ISA_CAP");  // for tests: every instruction set must give the same bits
+    const int limit = cap == nullptr ? 4 : std::atoi(cap);
+    return v4 && limit >= 4 ? kV4 : v3 && limit >= 3 ? kV3 : kBaseline;
+  }();
+  return chosen;
+#else
+  return kBaseline;
+#endif
+}
+
+FastChunk fast_complex64(const float* x, int64_t count) {
+  double sums[8] = {}, tops[8] = {};
+  for (int64_t i = 0; i < count; ++i) {
+    const double re = x[2 * i], im = x[2 * i + 1], square = re * re + im * im;
+    sums[i & 7] += square;
+    tops[i & 7] = square > tops[i & 7] ? square : tops[i & 7];
+  }
+  const double sumsq = fold<8>(sums);
+  return {sumsq, std::sqrt(largest<double, 8>(tops)), std::isfinite(sumsq)};
+}
+
+}  // namespace
+
+FastChunk read_fast(DType dtype, const void* data, int64_t count) {
+  const Kernels& k = kernels();
+  switch (dtype) {
+    case DType::Float32:
+      return k.float32(static_cast<const float*>(data), count);
+    case DType::Float16:
+      return k.float16(static_cast<const uint16_t*>(data), count);
+    case DType::BFloat16:
+      return k.bfloat16(static_cast<const uint16_t*>(data), count);
+    case DType::Float64:
+      return k.float64(static_cast<const double*>(data), count);
+    case DType::Complex64:
+      return fast_complex64(static_cast<const float*>(data), count);
+    default:
+      return {0.0, 0.0, false};  // complex128 and float8 have the exact read only
+  }
+}
+
+const char* instruction_set() { return kernels().name; }
+
+}  // namespace nanscan

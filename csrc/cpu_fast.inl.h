@@ -1,0 +1,240 @@
+// The vector loops, written once for vectors of W bytes. cpu_kernels.cpp instantiates them for each instruction set.
+//
+// Lanes are fixed by the element's index, never by W, so that every instruction set gives the same bits: products are
+// exact in the accumulator's type (float32 in double, 16-bit types in float32), so a fused multiply-add changes
+// nothing; the one type whose products round, float64, forbids fusing.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "cpu_kernels.h"
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC diagnostic ignored "-Wpsabi"  // vectors never cross a function that is not inlined
+#endif
+
+namespace nanscan {
+
+#define NANSCAN_INLINE inline __attribute__((always_inline))
+
+#if defined(__x86_64__)
+#define NANSCAN_NO_FUSE(v) asm("" : "+v"(v))
+#elif defined(__aarch64__)
+#define NANSCAN_NO_FUSE(v) asm("" : "+w"(v))
+#else
+#define NANSCAN_NO_FUSE(v)
+#endif
+
+template <typename T, int Bytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(Bytes), may_alias));
+};
+template <typename T, int Bytes>
+using Vector = typename VectorOf<T, Bytes>::type;
+
+template <typename V>
+NANSCAN_INLINE V load(const void* from) {
+  V v;
+  std::memcpy(&v, from, sizeof(V));
+  return v;
+}
+
+template <int N>
+NANSCAN_INLINE double fold(double* lanes) {
+  for (int width = N / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+
+template <typename T, int N>
+NANSCAN_INLINE T largest(const T* lanes) {
+  T top = 0;
+  for (int i = 0; i < N; ++i) top = lanes[i] > top ? lanes[i] : top;
+  return top;
+}
+
+// Calls step(pointer to Block elements) for each whole block and once for the rest, padded with zeros (which add
+// nothing).
+template <typename T, int Block, typename Step>
+NANSCAN_INLINE void for_each_block(const T* x, int64_t count, Step step) {
+  int64_t i = 0;
+  for (; i + Block <= count; i += Block) step(x + i);
+  if (i < count) {
+    T rest[Block] = {};
+    std::memcpy(rest, x + i, static_cast<size_t>(count - i) * sizeof(T));
+    step(rest);
+  }
+}
+
+// ---- float32: 32 double lanes
+// -----------------------------------------------------------------------------------------
+
+template <int W>
+NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count) {
+  constexpr int kLanes = 32, kWide = W / 8, kSums = kLanes / kWide, kMax = kLanes * 4 / W;
+  using F64 = Vector<double, W>;
+  using F32Half = Vector<float, W / 2>;
+  using I32 = Vector<int32_t, W>;
+  F64 sums[kSums] = {};
+  I32 tops[kMax] = {};
+  for_each_block<float, kLanes>(x, count, [&](const float* p) __attribute__((always_inline)) {
+    for (int k = 0; k < kSums; ++k) {
+      const F64 v = __builtin_convertvector(load<F32Half>(p + k * kWide), F64);
+      sums[k] += v * v;
+    }
+    for (int k = 0; k < kMax; ++k) {
+      const I32 magnitude = load<I32>(p + k * (W / 4)) & 0x7fffffff;
+      tops[k] = magnitude > tops[k] ? magnitude : tops[k];
+    }
+  });
+  double lanes[kLanes];
+  int32_t tops_of[kLanes];
+  std::memcpy(lanes, sums, sizeof(lanes));
+  std::memcpy(tops_of, tops, sizeof(tops_of));
+  const int32_t top = largest<int32_t, kLanes>(tops_of);
+  float absmax;
+  std::memcpy(&absmax, &top, 4);
+  return {fold<kLanes>(lanes), absmax, top < 0x7f800000};
+}
+
+// ---- float64: 32 double lanes, products rounded
+// -----------------------------------------------------------------------
+
+constexpr double kFloat64Safe[2] = {0x1p-450, 0x1p480};  // largest magnitudes whose squares neither overflow nor vanish
+
+template <int W>
+NANSCAN_INLINE FastChunk fast_float64(const double* x, int64_t count) {
+  constexpr int kLanes = 32, kWide = W / 8, kSums = kLanes / kWide;
+  using F64 = Vector<double, W>;
+  using I64 = Vector<int64_t, W>;
+  F64 sums[kSums] = {};
+  I64 tops[kSums] = {};
+  for_each_block<double, kLanes>(x, count, [&](const double* p) __attribute__((always_inline)) {
+    for (int k = 0; k < kSums; ++k) {
+      const F64 v = load<F64>(p + k * kWide);
+      F64 square = v * v;
+      NANSCAN_NO_FUSE(square);
+      sums[k] += square;
+      const I64 magnitude = load<I64>(p + k * kWide) & 0x7fffffffffffffff;
+      tops[k] = magnitude > tops[k] ? magnitude : tops[k];
+    }
+  });
+  double lanes[kLanes];
+  int64_t tops_of[kLanes];
+  std::memcpy(lanes, sums, sizeof(lanes));
+  std::memcpy(tops_of, tops, sizeof(tops_of));
+  const int64_t top = largest<int64_t, kLanes>(tops_of);
+  double absmax;
+  std::memcpy(&absmax, &top, 8);
+  const bool safe = absmax >= kFloat64Safe[0] && absmax <= kFloat64Safe[1];  // false for NaN too
+  return {fold<kLanes>(lanes), absmax, top == 0 || safe};
+}
+
+// ---- bfloat16 and float16: 64 float32 lanes, emptied into double every 16 blocks
+// --------------------------------------- At most 16 roundings of 2^-24 in a lane: the sum is good to 1e-6, the norm to
+// 5e-7, whatever the data.
+
+constexpr int kHalfLanes = 64;
+constexpr int kHalfBlocks = 16;
+
+template <typename Float>
+NANSCAN_INLINE void empty_into(double* lanes, Float* sums) {
+  float flat[kHalfLanes];
+  std::memcpy(flat, sums, sizeof(flat));
+  for (int i = 0; i < kHalfLanes; ++i) lanes[i] += flat[i];
+  std::memset(static_cast<void*>(sums), 0, sizeof(flat));
+}
+
+// Where the element of lane i stands in a block: in order, or (Paired) split into low and high halves of 32-bit words.
+template <int W, bool Paired>
+constexpr int element_of_lane(int i) {
+  constexpr int kWords = W / 4;
+  return Paired ? ((i / (2 * kWords)) * kWords + i % kWords) * 2 + (i / kWords) % 2 : i;
+}
+
+template <int W, bool Paired, typename Square>
+NANSCAN_INLINE double sum_halves(const uint16_t* x, int64_t count, int16_t* top, Square square) {
+  constexpr int kWords = W / 2, kSums = kHalfLanes * 4 / W, kMax = kHalfLanes / kWords;
+  using F32 = Vector<float, W>;
+  using I16 = Vector<int16_t, W>;
+  double lanes[kHalfLanes] = {};
+  I16 tops[kMax] = {};
+  for (int64_t begin = 0; begin < count; begin += kHalfLanes * kHalfBlocks) {
+    const int64_t here = count - begin < kHalfLanes * kHalfBlocks ? count - begin : kHalfLanes * kHalfBlocks;
+    F32 sums[kSums] = {};
+    for_each_block<uint16_t, kHalfLanes>(x + begin, here, [&](const uint16_t* p) __attribute__((always_inline)) {
+      square(p, sums);
+      for (int k = 0; k < kMax; ++k) {
+        const I16 magnitude = load<I16>(p + k * kWords) & 0x7fff;
+        tops[k] = magnitude > tops[k] ? magnitude : tops[k];
+      }
+    });
+    empty_into(lanes, sums);
+  }
+  int16_t tops_of[kHalfLanes];
+  std::memcpy(tops_of, tops, sizeof(tops_of));
+  *top = largest<int16_t, kHalfLanes>(tops_of);
+  double in_order[kHalfLanes];
+  for (int i = 0; i < kHalfLanes; ++i) in_order[element_of_lane<W, Paired>(i)] = lanes[i];
+  return fold<kHalfLanes>(in_order);
+}
+
+inline float bfloat16_to_float(uint16_t bits) {
+  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+inline float float16_to_float(uint16_t bits) {
+  const uint32_t exponent = (bits >> 10) & 0x1f, fraction = bits & 0x3ff;
+  if (exponent == 0) {
+    const float tiny = static_cast<float>(fraction) * 0x1p-24f;
+    return bits & 0x8000 ? -tiny : tiny;
+  }
+  const uint32_t wide = (static_cast<uint32_t>(bits & 0x8000) << 16) |
+                        ((exponent == 31 ? 255u : exponent + 112u) << 23) | (fraction << 13);
+  float value;
+  std::memcpy(&value, &wide, 4);
+  return value;
+}
+
+// Squares of bfloat16 leave float32's range: below and above these magnitudes the chunk is read again in double.
+constexpr float kBFloat16Safe[2] = {0x1p-40f, 0x1p60f};
+
+template <int W>
+NANSCAN_INLINE FastChunk fast_bfloat16(const uint16_t* x, int64_t count) {
+  using F32 = Vector<float, W>;
+  using U32 = Vector<uint32_t, W>;
+  int16_t top;
+  const double sumsq =
+      sum_halves<W, true>(x, count, &top, [](const uint16_t* p, F32* sums) __attribute__((always_inline)) {
+        for (int k = 0; k < kHalfLanes * 2 / W; ++k) {  // two elements in each 32-bit word
+          const U32 pair = load<U32>(p + k * (W / 2));
+          const F32 low = reinterpret_cast<F32>(pair << 16), high = reinterpret_cast<F32>(pair & 0xffff0000u);
+          sums[2 * k] += low * low;
+          sums[2 * k + 1] += high * high;
+        }
+      });
+  const float absmax = bfloat16_to_float(static_cast<uint16_t>(top));
+  const bool safe = absmax >= kBFloat16Safe[0] && absmax <= kBFloat16Safe[1];
+  return {sumsq, absmax, top == 0 || safe};
+}
+
+template <int W, typename Convert>
+NANSCAN_INLINE FastChunk fast_float16(const uint16_t* x, int64_t count, Convert convert) {
+  using F32 = Vector<float, W>;
+  int16_t top;
+  const double sumsq =
+      sum_halves<W, false>(x, count, &top, [&](const uint16_t* p, F32* sums) __attribute__((always_inline)) {
+        for (int k = 0; k < kHalfLanes * 4 / W; ++k) {
+          const F32 v = convert(p + k * (W / 4));
+          sums[k] += v * v;
+        }
+      });
+  return {sumsq, float16_to_float(static_cast<uint16_t>(top)), top < 0x7c00};
+}
+
+}  // namespace nanscan

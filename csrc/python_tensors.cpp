@@ -1,0 +1,327 @@
+#include "python_tensors.h"
+
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+#include "cpu_kernels.h"
+
+namespace py = pybind11;
+
+namespace nanscan {
+namespace {
+
+constexpr uint32_t kEmpty = 0xffffffff;
+constexpr int kEntryBits = 26;  // 67 million tensors on each of 63 devices
+
+// One exact Python type whose objects the engine may read: its table, and the getters that spare an attribute lookup.
+struct TensorType {
+  PyTypeObject* type;
+  const dlpack::ExchangeApi* api;
+  PyGetSetDef* grad;
+  PyGetSetDef* layout;
+  PyObject* strided;
+};
+std::vector<TensorType> tensor_types;
+
+// A table refuses a sparse tensor with an exception that costs milliseconds. Once one has been met, layouts are asked
+// for first.
+bool ask_layout_first = false;
+
+const TensorType* type_of(PyObject* object) {
+  for (const TensorType& t : tensor_types) {
+    if (Py_TYPE(object) == t.type) return &t;
+  }
+  return nullptr;
+}
+
+PyGetSetDef* getter(py::handle type, const char* name) {
+  if (!py::hasattr(type, name)) return nullptr;
+  py::object descriptor = type.attr(name);
+  if (std::strcmp(Py_TYPE(descriptor.ptr())->tp_name, "getset_descriptor") != 0) return nullptr;
+  return reinterpret_cast<PyGetSetDescrObject*>(descriptor.ptr())->d_getset;  // lives as long as the type
+}
+
+// Start of the process's heap: an address below it is no allocation but the offset of a view into freed storage.
+uintptr_t lowest_allocation() {
+  static const uintptr_t found = [] {
+    uintptr_t start = uintptr_t{1} << 16;
+    if (FILE* maps = std::fopen("/proc/self/maps", "r")) {
+      char line[512];
+      while (std::fgets(line, sizeof(line), maps) != nullptr) {
+        unsigned long long from = 0;
+        if (std::strstr(line, "[heap]") != nullptr && std::sscanf(line, "%llx-", &from) == 1) start = from;
+      }
+      std::fclose(maps);
+    }
+    constexpr uintptr_t kMapped = uintptr_t{1} << 36;  // mmap hands out addresses far above
+    return start < kMapped ? start : kMapped;
+  }();
+  return found;
+}
+
+bool find_dtype(const dlpack::DataType& t, DType* out) {
+  using namespace dlpack;
+  if (t.lanes != 1) return false;
+#define NANSCAN_MATCH(name, text, bytes, type_code, type_bits, parts) \
+  if (t.code == type_code && t.bits == type_bits) {                   \
+    *out = DType::name;                                               \
+    return true;                                                      \
+  }
+  NANSCAN_FOR_EACH_DTYPE(NANSCAN_MATCH)
+#undef NANSCAN_MATCH
+  return false;
+}
+
+bool is_host(dlpack::DeviceType t) { return t == dlpack::kDLCPU || t == dlpack::kDLCUDAHost; }
+
+bool readable(const dlpack::Tensor& view, DType* dtype) {
+  if (!is_host(view.device.device_type) && view.device.device_type != dlpack::kDLCUDA) return false;
+  if (!find_dtype(view.dtype, dtype)) return false;
+  const auto address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
+  return address >= lowest_allocation() || count_elements(view.ndim, view.shape) == 0;
+}
+
+// Reads a tensor through its table. False: not served (no Python error is left set).
+bool read_view(PyObject* object, dlpack::Tensor* view) {
+  const TensorType* t = type_of(object);
+  if (t == nullptr) return false;
+  if (ask_layout_first && t->layout != nullptr && t->strided != Py_None) {
+    PyObject* layout = t->layout->get(object, t->layout->closure);
+    if (layout == nullptr) PyErr_Clear();
+    Py_XDECREF(layout);  // layouts are immortal singletons
+    if (layout != t->strided) return false;
+  }
+  if (t->api->dltensor_from_py_object_no_sync(object, view) == 0) return true;
+  PyErr_Clear();
+  ask_layout_first = true;
+  return false;
+}
+
+uint64_t mix(uint64_t key) {
+  key ^= key >> 32;
+  key *= 0x9e3779b97f4a7c15ull;
+  return key ^ (key >> 29);
+}
+
+const char* data_of(const dlpack::Tensor& view) { return static_cast<const char*>(view.data) + view.byte_offset; }
+
+bool same_tensor(PyObject* owner, const dlpack::Tensor& view) {
+  dlpack::Tensor other;
+  if (!read_view(owner, &other) || data_of(other) != data_of(view) || other.ndim != view.ndim) return false;
+  if (std::memcmp(&other.dtype, &view.dtype, sizeof(view.dtype)) != 0) return false;
+  const size_t bytes = sizeof(int64_t) * static_cast<size_t>(view.ndim);
+  if (std::memcmp(other.shape, view.shape, bytes) != 0) return false;
+  if (other.strides == nullptr || view.strides == nullptr) return other.strides == view.strides;
+  return std::memcmp(other.strides, view.strides, bytes) == 0;
+}
+
+}  // namespace
+
+void register_tensor_type(py::type type, py::object strided) {
+  py::object capsule = type.attr("__dlpack_c_exchange_api__");
+  auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
+  if (api == nullptr) throw py::error_already_set();
+  if (api->header.version.major != dlpack::kMajorVersion) {
+    throw std::runtime_error("the framework speaks DLPack " + std::to_string(api->header.version.major) +
+                             ".x, this engine speaks 1.x");
+  }
+  auto* exact = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
+  tensor_types.push_back({exact, api, getter(type, "grad"), getter(type, "layout"), strided.inc_ref().ptr()});
+}
+
+Gathered::~Gathered() {
+  for (DeviceGroup& group : groups) {
+    for (PyObject* owner : group.owners) Py_DECREF(owner);
+  }
+}
+
+void Gathered::reserve(size_t count) {
+  if (groups.size() == 1) {
+    groups[0].entries.reserve(groups[0].entries.size() + count);
+    groups[0].positions.reserve(groups[0].positions.size() + count);
+    groups[0].owners.reserve(groups[0].owners.size() + count);
+  }
+  while ((used_ + count) * 5 > table_.size() * 4) grow_table();
+}
+
+void Gathered::grow_table() {
+  std::vector<uint32_t> old(table_.empty() ? 16 : table_.size() * 2, kEmpty);
+  old.swap(table_);
+  const size_t mask = table_.size() - 1;
+  for (uint32_t value : old) {
+    if (value == kEmpty) continue;
+    const DeviceGroup& group = groups[value >> kEntryBits];
+    size_t slot = mix(reinterpret_cast<uintptr_t>(group.entries[value & ((1u << kEntryBits) - 1)].data)) & mask;
+    while (table_[slot] != kEmpty) slot = (slot + 1) & mask;
+    table_[slot] = value;
+  }
+}
+
+// The slot of this tensor: holding its first occurrence, or empty.
+uint32_t* Gathered::find_slot(const dlpack::Tensor& view) {
+  if ((used_ + 1) * 5 > table_.size() * 4) grow_table();
+  const size_t mask = table_.size() - 1;
+  const char* data = data_of(view);
+  for (size_t slot = mix(reinterpret_cast<uintptr_t>(data)) & mask;; slot = (slot + 1) & mask) {
+    const uint32_t value = table_[slot];
+    if (value == kEmpty) return &table_[slot];
+    const DeviceGroup& group = groups[value >> kEntryBits];
+    const size_t entry = value & ((1u << kEntryBits) - 1);
+    if (group.entries[entry].data == data && same_tensor(group.owners[entry], view)) return &table_[slot];
+  }
+}
+
+DeviceGroup& Gathered::group_for(const dlpack::Device& device) {
+  const dlpack::Device key = is_host(device.device_type) ? dlpack::Device{dlpack::kDLCPU, 0} : device;
+  auto is_key = [&](const DeviceGroup& g) {
+    return g.device.device_type == key.device_type && g.device.device_id == key.device_id;
+  };
+  if (current_ < groups.size() && is_key(groups[current_])) return groups[current_];
+  for (current_ = 0; current_ < groups.size(); ++current_) {
+    if (is_key(groups[current_])) return groups[current_];
+  }
+  groups.push_back({key, {}, {}, {}, extra_ ? 0 : SIZE_MAX});
+  return groups.back();
+}
+
+void Gathered::end_of_counted() {
+  extra_ = true;
+  for (DeviceGroup& group : groups) group.counted = group.entries.size();
+}
+
+void Gathered::add_entry(const dlpack::Tensor& view, DType dtype, PyObject* owned_tensor) {
+  DeviceGroup& group = group_for(view.device);
+  Entry entry{data_of(view), count_elements(view.ndim, view.shape), 0, static_cast<uint32_t>(dtype), Entry::kRowMajor};
+  if (!extra_) numel += entry.numel;
+  if (!is_row_major(view.ndim, view.shape, view.strides)) {
+    layouts.push_back(make_layout(view.ndim, view.shape, view.strides));
+    entry.numel = layouts.back().numel;
+    entry.layout = static_cast<uint32_t>(layouts.size() - 1);
+  }
+  bytes += entry.bytes();
+  group.entries.push_back(entry);
+  group.positions.push_back(position_);
+  group.owners.push_back(owned_tensor);
+}
+
+void Gathered::add_view(const dlpack::Tensor& view, DType dtype, PyObject* owned_tensor) {
+  if (count_elements(view.ndim, view.shape) == 0) {  // an empty tensor has no memory to be known by
+    auto [seen, fresh] = odd_.try_emplace(owned_tensor, position_);
+    if (fresh) return add_entry(view, dtype, owned_tensor);
+    duplicates.emplace_back(position_, seen->second);
+    Py_DECREF(owned_tensor);
+    return;
+  }
+  uint32_t* slot = find_slot(view);
+  if (*slot != kEmpty) {
+    const DeviceGroup& group = groups[*slot >> kEntryBits];
+    duplicates.emplace_back(position_, group.positions[*slot & ((1u << kEntryBits) - 1)]);
+    Py_DECREF(owned_tensor);
+    return;
+  }
+  add_entry(view, dtype, owned_tensor);
+  *slot = static_cast<uint32_t>(current_) << kEntryBits | static_cast<uint32_t>(groups[current_].entries.size() - 1);
+  ++used_;
+}
+
+// A tensor that the table does not serve: Python names the memory that holds its elements.
+void Gathered::add_resolved(PyObject* tensor) {
+  auto [seen, fresh] = odd_.try_emplace(tensor, position_);
+  if (!fresh) {
+    duplicates.emplace_back(position_, seen->second);
+    return;
+  }
+  resolved.push_back(position_);
+  py::object plain = resolve_(position_, py::handle(tensor));
+  dlpack::Tensor view;
+  DType dtype;
+  if (!read_view(plain.ptr(), &view) || !readable(view, &dtype)) {
+    throw Unserved("this dtype or device");
+  }
+  if (plain.ptr() == tensor) return add_view(view, dtype, plain.release().ptr());
+  add_entry(view, dtype, plain.release().ptr());
+}
+
+// Takes over the reference to `tensor`.
+void Gathered::add(PyObject* tensor) {
+  py::object owner = py::reinterpret_steal<py::object>(tensor);
+  dlpack::Tensor view;
+  DType dtype;
+  if (read_view(tensor, &view) && readable(view, &dtype)) {
+    add_view(view, dtype, owner.release().ptr());
+  } else {
+    add_resolved(tensor);
+    odd_owners_.push_back(std::move(owner));
+  }
+}
+
+void Gathered::add_tensors(py::handle tensors) {
+  py::object fast = py::reinterpret_steal<py::object>(PySequence_Fast(tensors.ptr(), "tensors must be a sequence"));
+  if (!fast) throw py::error_already_set();
+  reserve(static_cast<size_t>(PySequence_Fast_GET_SIZE(fast.ptr())));
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.ptr()); ++i, ++position_) {
+    PyObject* tensor = PySequence_Fast_GET_ITEM(fast.ptr(), i);
+    signature = mix(signature ^ reinterpret_cast<uintptr_t>(tensor));
+    if (tensor == Py_None) continue;
+    Py_INCREF(tensor);
+    add(tensor);
+  }
+}
+
+static PyObject* gradient_of(PyObject* param) {
+  static PyObject* const name = PyUnicode_InternFromString("grad");
+  const TensorType* t = type_of(param);
+  PyObject* grad =
+      t != nullptr && t->grad != nullptr ? t->grad->get(param, t->grad->closure) : PyObject_GetAttr(param, name);
+  if (grad == nullptr) throw py::error_already_set();
+  return grad;
+}
+
+void Gathered::add_gradients_of(py::handle param_groups) {
+  for (py::handle group : param_groups) {
+    py::object held = group["params"];
+    py::object params = py::reinterpret_steal<py::object>(PySequence_Fast(held.ptr(), "params must be a sequence"));
+    if (!params) throw py::error_already_set();
+    reserve(static_cast<size_t>(PySequence_Fast_GET_SIZE(params.ptr())));
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params.ptr()); ++i, ++position_) {
+      PyObject* param = PySequence_Fast_GET_ITEM(params.ptr(), i);
+      signature = mix(signature ^ reinterpret_cast<uintptr_t>(param));
+      PyObject* grad = gradient_of(param);
+      if (grad == Py_None) {
+        Py_DECREF(grad);
+      } else {
+        add(grad);
+      }
+    }
+  }
+}
+
+int64_t Gathered::first_bad_logical(const DeviceGroup& group, size_t entry) const {
+  dlpack::Tensor view;
+  if (!read_view(group.owners[entry], &view)) return -1;
+  const DType dtype = group.entries[entry].type();
+  auto is_bad = [](const void* type, const char* element) {
+    return is_nonfinite(*static_cast<const DType*>(type), element);
+  };
+  return find_first(view.ndim, view.shape, view.strides, data_of(view), element_bytes(dtype), is_bad, &dtype);
+}
+
+void* current_stream(const dlpack::Device& device) {
+  void* stream = nullptr;
+  for (const TensorType& t : tensor_types) {
+    if (t.api->current_work_stream == nullptr) continue;
+    if (t.api->current_work_stream(device.device_type, device.device_id, &stream) != 0) throw py::error_already_set();
+    return stream;
+  }
+  return stream;
+}
+
+void* data_pointer(py::handle tensor) {
+  dlpack::Tensor view;
+  if (!read_view(tensor.ptr(), &view)) throw std::invalid_argument("not a tensor that the DLPack table serves");
+  return static_cast<char*>(view.data) + view.byte_offset;
+}
+
+}  // namespace nanscan

@@ -1,0 +1,34 @@
+// The answer of a scan over any number of devices.
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "dlpack_abi.h"
+#include "scan_cpu.h"
+
+namespace nanscan {
+
+// The rows of one device.
+struct Segment {
+  dlpack::Device device;
+  size_t counted = 0;
+  std::vector<int32_t> positions;  // of each row
+  CpuScan result;
+};
+
+struct Scan {
+  std::vector<Segment> segments;
+  std::vector<std::pair<int32_t, int32_t>> duplicates;  // position, position of the first occurrence
+  std::vector<int32_t> resolved;                        // positions that are not plain tensors
+  double norm = 0.0, finite_norm = 0.0, inf_norm = 0.0;
+  int64_t nan_count = 0, inf_count = 0, numel = 0;
+  uint64_t signature = 0;
+
+  void finish();           // totals from the segments
+  int64_t count() const;   // unique tensors, extra ones left out
+  int64_t nbytes() const;  // memory this answer holds
+};
+
+}  // namespace nanscan

@@ -1,0 +1,143 @@
+"""How numbers are made: one interface, three engines (native, eager, reference), chosen on first use.
+
+No other package of nanscan knows which engine runs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from nanscan.config import load_config
+from nanscan.engine.result import BadInput, DeferredScan, EngineScan, Row, Scan
+
+__all__ = [
+    "BadInput",
+    "DeferredScan",
+    "EngineScan",
+    "Row",
+    "Scan",
+    "active_engine",
+    "clear_grads_if",
+    "launch_grads",
+    "scale_grads_",
+    "scan",
+    "scan_grads",
+    "zero_nonfinite_grads_",
+]
+
+ParamGroups = Sequence[dict[str, Any]]
+
+
+class Engine(Protocol):
+    """What each engine provides; the functions of this module say what each call means."""
+
+    name: str
+
+    def scan(self, tensors: Sequence[Tensor | None], extra: Sequence[Tensor] = ()) -> EngineScan: ...
+    def scan_grads(self, param_groups: ParamGroups, extra: Sequence[Tensor] = ()) -> EngineScan: ...
+    def scale_grads_(self, param_groups: ParamGroups, factor: float, clip_value: float | None = None) -> None: ...
+    def zero_nonfinite_grads_(self, param_groups: ParamGroups) -> None: ...
+    def clear_grads_if(self, param_groups: ParamGroups, flag: Tensor) -> None: ...
+    def launch_grads(
+        self,
+        param_groups: ParamGroups,
+        *,
+        clip_norm: float | None,
+        extra: Sequence[Tensor] = (),
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> DeferredScan: ...
+
+
+_active: Engine | None = None
+_choosing = threading.Lock()
+
+
+def active_engine() -> Engine:
+    """The engine that runs, chosen at the first call; that call may compile.
+
+    Raises:
+        EngineError: ``NANSCAN_ENGINE`` asks for the native engine and it can't be had.
+        ValueError: ``NANSCAN_ENGINE`` names no engine.
+    """
+    global _active
+    if _active is None:
+        with _choosing:
+            if _active is None:
+                _active = _choose(load_config().engine)
+    return _active
+
+
+def _choose(wanted: str) -> Engine:
+    from nanscan.engine.build import load_native
+    from nanscan.engine.torch_engines import EagerEngine, ReferenceEngine
+
+    if wanted == "reference":
+        return ReferenceEngine()
+    module = None if wanted == "eager" else load_native()
+    if module is None:
+        return EagerEngine()
+    from nanscan.engine.native import NativeEngine
+
+    return NativeEngine(module)
+
+
+def scan(tensors: Sequence[Tensor | None], extra: Sequence[Tensor] = ()) -> EngineScan:
+    """Scan ``tensors`` (None is skipped); the same tensor given twice counts once.
+
+    The tensors in ``extra`` (a loss, say) have rows and join the NaN/Inf counts, but not the norms and ``numel``;
+    their positions continue after ``tensors``.
+
+    Raises:
+        BadInput: something is not a tensor whose elements can be read.
+    """
+    return active_engine().scan(tensors, extra)
+
+
+def scan_grads(param_groups: ParamGroups, extra: Sequence[Tensor] = ()) -> EngineScan:
+    """Scan the gradient of every parameter in an optimizer's groups; parameters without one are skipped.
+
+    A position is the flat index over ``[p for group in param_groups for p in group["params"]]``.
+    """
+    return active_engine().scan_grads(param_groups, extra)
+
+
+def scale_grads_(param_groups: ParamGroups, factor: float, clip_value: float | None = None) -> None:
+    """Multiply every gradient by ``factor``, then clamp it to ±``clip_value``; in place, each unique gradient once.
+
+    An overlapping (expanded) gradient is replaced by a dense copy first, a sparse one by its coalesced self.
+    """
+    active_engine().scale_grads_(param_groups, factor, clip_value)
+
+
+def zero_nonfinite_grads_(param_groups: ParamGroups) -> None:
+    """Set the NaN and Inf elements of every gradient to 0 and leave the others as they are; in place."""
+    active_engine().zero_nonfinite_grads_(param_groups)
+
+
+def clear_grads_if(param_groups: ParamGroups, flag: Tensor) -> None:
+    """Set every gradient to 0 where the 0-dim ``flag`` is 1.0, on the device, without waiting for it."""
+    active_engine().clear_grads_if(param_groups, flag)
+
+
+def launch_grads(
+    param_groups: ParamGroups,
+    *,
+    clip_norm: float | None,
+    extra: Sequence[Tensor] = (),
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> DeferredScan:
+    """Scan gradients that all lie on one device, without waiting for it.
+
+    The result's ``found_inf`` (0-dim float32, exactly 0.0 or 1.0) is 1.0 if a gradient or an ``extra`` tensor holds a
+    NaN or Inf or the incoming ``found_inf`` is above 0. Its ``grad_scale`` (0-dim float32) is what a fused optimizer
+    must divide by: the incoming scale × ``max(1, (norm / incoming scale + 1e-6) / clip_norm)``.
+    """
+    return active_engine().launch_grads(
+        param_groups, clip_norm=clip_norm, extra=extra, grad_scale=grad_scale, found_inf=found_inf
+    )

@@ -1,0 +1,25 @@
+"""The eager and the reference engine as `nanscan.engine.Engine` objects."""
+
+from __future__ import annotations
+
+from nanscan.engine import apply, deferred, eager, reference
+
+
+class EagerEngine:
+    """Plain PyTorch operators: any device, no compiler."""
+
+    name = "eager"
+    scan = staticmethod(eager.scan)
+    scan_grads = staticmethod(eager.scan_grads)
+    scale_grads_ = staticmethod(apply.scale_grads_)
+    zero_nonfinite_grads_ = staticmethod(apply.zero_nonfinite_grads_)
+    clear_grads_if = staticmethod(apply.clear_grads_if)
+    launch_grads = staticmethod(deferred.launch_grads)
+
+
+class ReferenceEngine(EagerEngine):
+    """The meaning of every number, in float64 and slow: for tests and documentation."""
+
+    name = "reference"
+    scan = staticmethod(reference.scan)
+    scan_grads = staticmethod(reference.scan_grads)
