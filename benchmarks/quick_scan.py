@@ -11,7 +11,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from nanscan.bench import WORKLOADS, quick_bench  # noqa: E402
+from nanscan.bench import WORKLOADS, quick_bench
 
 
 def main() -> None:

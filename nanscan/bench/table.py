@@ -21,7 +21,7 @@ def print_table(
     console = Console(file=stream, width=None if stream.isatty() else 150, highlight=False)
     table = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", no_wrap=index > 0)
+        table.add_column(Text(column), justify="right" if index else "left", no_wrap=index > 0)
     for row in rows:
         table.add_row(*(Text(text, style="yellow" if "short" in text else "") for text in row))
     console.print(table)

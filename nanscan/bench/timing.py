@@ -16,9 +16,18 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Command", "Plan", "Timings", "interleave"]
+__all__ = ["Command", "Plan", "Timings", "interleave", "wall_clock"]
 
 Command = Callable[[], object]
+
+
+def wall_clock(command: Command, repeats: int) -> float:
+    """Seconds per call of so many calls in a row."""
+    calls = range(repeats)
+    start = time.perf_counter()
+    for _ in calls:
+        command()
+    return (time.perf_counter() - start) / repeats
 
 
 @dataclass(frozen=True)
@@ -30,6 +39,7 @@ class Plan:
         min_rounds, max_rounds: bounds on the number of rounds.
         block: shortest turn of one command, in seconds; shorter commands are repeated. 0: never repeat.
         prepare: run before each turn, untimed (it must treat all commands alike); implies ``block=0``.
+        timer: calls a command so many times and returns seconds per call; another one where work is asynchronous.
         seed: of the random order.
     """
 
@@ -38,6 +48,7 @@ class Plan:
     max_rounds: int = 2000
     block: float = 1e-4
     prepare: Command | None = None
+    timer: Callable[[Command, int], float] = wall_clock
     seed: int = 0
 
 
@@ -107,28 +118,24 @@ def interleave(commands: Mapping[str, Command], plan: Plan | None = None) -> Tim
                 break
             dice.shuffle(order)
             for name in order:
-                samples[name].append(_turn(commands[name], repeats[name], plan.prepare))
+                samples[name].append(_turn(commands[name], repeats[name], plan))
     finally:
         if collecting:
             gc.enable()
     return Timings(samples)
 
 
-def _turn(command: Command, repeats: int, prepare: Command | None) -> float:
+def _turn(command: Command, repeats: int, plan: Plan) -> float:
     """Seconds per call of one turn."""
-    if prepare is not None:
-        prepare()
-    calls = range(repeats)
-    start = time.perf_counter()
-    for _ in calls:
-        command()
-    return (time.perf_counter() - start) / repeats
+    if plan.prepare is not None:
+        plan.prepare()
+    return plan.timer(command, repeats)
 
 
 def _repeats(command: Command, plan: Plan) -> int:
     """Calls that fill one turn; also warms the command up."""
-    _turn(command, 1, plan.prepare)
-    once = min(_turn(command, 1, plan.prepare) for _ in range(2))
+    _turn(command, 1, plan)
+    once = min(_turn(command, 1, plan) for _ in range(2))
     if plan.prepare is not None or plan.block <= 0.0:
         return 1
     return max(1, math.ceil(plan.block / max(once, 1e-7)))
