@@ -75,7 +75,9 @@ std::unique_ptr<Scan> scan_gradients(py::handle param_groups, py::handle extra, 
   Gathered gathered(std::move(resolve));
   gathered.add_gradients_of(param_groups);
   gathered.end_of_counted();
+  const uint64_t parameters = gathered.signature;  // names go by these alone: a loss is a new tensor at every step
   if (extra) gathered.add_tensors(extra);
+  gathered.signature = parameters;
   return read_all(gathered);
 }
 
