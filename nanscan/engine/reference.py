@@ -37,11 +37,13 @@ def row(entry: Entry) -> Row:
     nan = np.isnan(pairs).any(axis=1)
     bad = ~np.isfinite(pairs).all(axis=1)
     finite = pairs[~bad]
+    with np.errstate(over="ignore"):  # both parts may fit float64 where their modulus does not: inf
+        moduli = np.hypot(finite[:, 0], finite[:, 1])
     return Row(
         position=entry.position,
         also=tuple(entry.also),
         finite_norm=norm(finite.ravel()),
-        inf_norm=max(np.hypot(finite[:, 0], finite[:, 1]).tolist(), default=0.0),
+        inf_norm=max(moduli.tolist(), default=0.0),
         nan_count=int(nan.sum()),
         inf_count=int((bad & ~nan).sum()),
         first_bad=int(bad.argmax()) if bad.any() else -1,

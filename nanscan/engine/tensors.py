@@ -7,6 +7,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -69,7 +70,7 @@ def unique(tensors: Sequence[Any], start: int = 0) -> list[Entry]:
             continue
         seen = by_key.get(id(tensor))
         if seen is None:
-            values = _resolve_at(position, tensor)
+            values = resolve_at(position, tensor)
             seen = by_key.setdefault(_memory_key(tensor, values), Entry(position, tensor, values))
             by_key[id(tensor)] = seen
         if seen.position != position:
@@ -84,7 +85,7 @@ def resolve(tensor: Any) -> Tensor:
     shard, any other subclass the tensor that it wraps. A conjugated or negated view gives the memory that it views
     (no magnitude and no position changes). Raises `BadInput` (position 0) where there are no such elements.
     """
-    return _resolve_at(0, tensor)
+    return resolve_at(0, tensor)
 
 
 def may_overlap(t: Tensor) -> bool:
@@ -97,12 +98,48 @@ def may_overlap(t: Tensor) -> bool:
     return False
 
 
+def full_shape(tensor: Tensor) -> tuple[int, ...]:
+    """The shape that indices of ``tensor`` refer to: its own; a DTensor's local one; of a nested tensor its values'."""
+    own = type(tensor) in _PLAIN_TYPES and not tensor.is_nested
+    return tuple(tensor.shape if own else resolve(tensor).shape)
+
+
+def full_index(tensor: Tensor, first_bad: int) -> tuple[int, ...]:
+    """The index in `full_shape` of a row's ``first_bad``; of a sparse tensor it starts with the row id.
+
+    >>> t = torch.sparse_coo_tensor([[3, 1, 3]], [[1.0, 0.0], [2.0, 0.0], [float("inf"), 0.0]], (5, 2))
+    >>> full_index(t, 2)  # the values of row 3, summed, come second
+    (3, 0)
+    """
+    values = resolve(tensor)
+    at = tuple(int(i) for i in np.unravel_index(first_bad, tuple(values.shape)))
+    if tensor.layout is torch.sparse_coo:
+        return (*tensor.detach().coalesce().indices()[:, at[0]].tolist(), *at[1:])
+    return _compressed_index(tensor, at) if tensor.layout in _COMPRESSED else at
+
+
+def _compressed_index(tensor: Tensor, at: tuple[int, ...]) -> tuple[int, ...]:
+    """The index (*batch, row, column, *dense) of element ``at`` of the values of a CSR, CSC, BSR or BSC tensor."""
+    batch = tensor.dim() - tensor.dense_dim() - 2
+    by_row = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    ends = tensor.crow_indices() if by_row else tensor.ccol_indices()
+    plain = tensor.col_indices() if by_row else tensor.row_indices()
+    lead, k = at[:batch], at[batch]
+    major = int(torch.searchsorted(ends[lead].contiguous(), k, right=True)) - 1
+    row, column = (major, int(plain[(*lead, k)])) if by_row else (int(plain[(*lead, k)]), major)
+    rest = at[batch + 1 :]
+    if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc):
+        height, width = tensor.values().shape[batch + 1 : batch + 3]
+        return (*lead, row * height + rest[0], column * width + rest[1], *rest[2:])
+    return (*lead, row, column, *rest)
+
+
 def holds_its_values(tensor: Tensor) -> bool:
     """False for a layout whose elements `resolve` has to copy out (MKL-DNN), so that writing there changes nothing."""
     return tensor.layout in (torch.strided, torch.jagged, torch.sparse_coo, *_COMPRESSED)
 
 
-def _resolve_at(position: int, tensor: Any) -> Tensor:
+def resolve_at(position: int, tensor: Any) -> Tensor:
     try:
         return _strided(_plain(_checked(tensor)))
     except _Unreadable as error:
@@ -119,6 +156,8 @@ def _memory_key(source: Tensor, values: Tensor) -> Hashable:
 def _checked(tensor: Any) -> Tensor:
     if not isinstance(tensor, Tensor):
         raise _Unreadable(_not_a_tensor(tensor), TypeError)
+    if torch.nn.parameter.is_lazy(tensor):
+        raise _Unreadable("is not initialized yet: run one forward pass first", ValueError)
     if tensor.is_meta or _is_fake(tensor):
         raise _Unreadable("is a meta or fake tensor: it has a shape but no numbers to scan", ValueError)
     if tensor.is_quantized:
