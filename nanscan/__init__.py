@@ -1,5 +1,25 @@
 """nanscan keeps training runs numerically healthy: one fused pass over the gradients says what is wrong and where."""
 
 from nanscan._version import __version__
+from nanscan.clip import clip_grad_norm_
+from nanscan.engine.info import engine_info
+from nanscan.errors import EngineError, NonFiniteError, NonFiniteWarning, TrainingDiverged
+from nanscan.guard import GuardedOptimizer, wrap
+from nanscan.report import Report, StepReport, TensorReport
+from nanscan.scan import scan
 
-__all__ = ["__version__"]
+__all__ = [
+    "EngineError",
+    "GuardedOptimizer",
+    "NonFiniteError",
+    "NonFiniteWarning",
+    "Report",
+    "StepReport",
+    "TensorReport",
+    "TrainingDiverged",
+    "__version__",
+    "clip_grad_norm_",
+    "engine_info",
+    "scan",
+    "wrap",
+]

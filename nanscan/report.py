@@ -144,10 +144,15 @@ class Report:
                 (sparse tensors).
             known: fields that are known already, such as `step`.
         """
+        return cls.from_source(ScanSource(scan, labels, places), **known)
+
+    @classmethod
+    def from_source(cls: type[_R], source: Source, **known: Any) -> _R:
+        """A report whose fields come from `known`, else from `source` when they are read."""
         self = object.__new__(cls)
         fields = self.__dict__
         fields.update(known)
-        fields["_source"] = ScanSource(scan, labels, places)
+        fields["_source"] = source
         return self
 
     def __getattr__(self, name: str) -> Any:
@@ -250,7 +255,7 @@ class ScanSource:
     """Fields of a report from an engine's result and the labels of what was scanned."""
 
     __slots__ = ("labels", "places", "scan")
-    provides = _TOTALS | {"bad", "tensors"}
+    provides: ClassVar[frozenset[str]] = _TOTALS | {"bad", "tensors"}
 
     def __init__(
         self, scan: EngineScan, labels: Sequence[Label], places: Mapping[int, tuple[int, ...]] | None = None
@@ -338,8 +343,7 @@ def _parse(name: str, value: Any) -> Any:
 
 
 def _parse_row(row: Mapping[str, Any]) -> TensorReport:
-    values = {name: float(value) if name.endswith("norm") else value for name, value in row.items()}
-    values["shape"] = tuple(values["shape"])
-    if values["first_bad"] is not None:
-        values["first_bad"] = tuple(values["first_bad"])
+    values: dict[str, Any] = {name: float(value) if name.endswith("norm") else value for name, value in row.items()}
+    for name in ("shape", "first_bad"):
+        values[name] = values[name] if values[name] is None else tuple(values[name])
     return TensorReport(**values)

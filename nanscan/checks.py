@@ -1,0 +1,71 @@
+"""A closer look where something is wrong: buffers, parameters with their optimizer state, rows of sparse gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanscan import engine
+from nanscan.engine.result import EngineScan
+from nanscan.engine.tensors import full_index
+from nanscan.names import Names, buffers_of, label_of
+from nanscan.policy import eps_is_lost
+from nanscan.report import Report, TensorReport
+
+__all__ = ["bad_buffers", "bad_parameters", "lost_eps", "sparse_places"]
+
+
+def bad_buffers(model: nn.Module | None) -> tuple[TensorReport, ...]:
+    """The model's floating-point buffers that hold a NaN or Inf, such as BatchNorm's running statistics."""
+    if model is None:
+        return ()
+    buffers, labels = buffers_of(model)
+    return Report.from_scan(engine.scan(buffers), labels).bad
+
+
+def bad_parameters(optimizer: torch.optim.Optimizer, names: Names) -> tuple[TensorReport, ...]:
+    """The parameters that hold a NaN or Inf, each followed by those entries of its optimizer state that do."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    scan = engine.scan(params)
+    if scan.finite:
+        return ()
+    known = names.refresh(0, optimizer.param_groups)
+    labels = [label_of(p, label.names, "parameter") for p, label in zip(params, known, strict=True)]
+    found: list[TensorReport] = []
+    for engine_row, row in zip(scan.bad_rows(), Report.from_scan(scan, labels).bad, strict=True):
+        found += [row, *_bad_state(optimizer, params[engine_row.position], row.name)]
+    return tuple(found)
+
+
+def _bad_state(optimizer: torch.optim.Optimizer, param: Tensor, name: str) -> tuple[TensorReport, ...]:
+    state = optimizer.state.get(param, {})
+    entries = {
+        key: v for key, v in state.items() if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())
+    }
+    labels = [label_of(value, (f"{key} of '{name}'",), "state") for key, value in entries.items()]
+    return Report.from_scan(engine.scan(list(entries.values())), labels).bad
+
+
+def lost_eps(optimizer: torch.optim.Optimizer, names: Names) -> list[tuple[str, float]]:
+    """(first parameter's name, eps) of each group whose eps its float16 parameters can't hold."""
+    labels = iter(names.refresh(0, optimizer.param_groups))
+    found = []
+    for group in optimizer.param_groups:
+        own = [next(labels) for _ in group["params"]]
+        lost = [label.names[0] for label in own if eps_is_lost(group, label.dtype)]
+        if lost:
+            found.append((lost[0], float(group["eps"])))
+    return found
+
+
+def sparse_places(scan: EngineScan, groups: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:
+    """Position -> dense index of the first bad element, for the sparse gradients among the bad ones."""
+    grads = [p.grad for group in groups for p in group["params"]]
+    places = {}
+    for row in scan.bad_rows():
+        grad = grads[row.position] if row.position < len(grads) else None
+        if grad is not None and grad.layout is not torch.strided:
+            places[row.position] = full_index(grad, row.first_bad)
+    return places

@@ -1,0 +1,119 @@
+"""`clip_grad_norm_`: torch's, but it looks before it scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanscan import engine
+from nanscan.checks import sparse_places
+from nanscan.engine.result import BadInput, EngineScan
+from nanscan.engine.tensors import unique
+from nanscan.errors import NonFiniteError
+from nanscan.names import label_of
+from nanscan.policy import clip_factor, valid_limit
+from nanscan.report import Report
+
+__all__ = ["clip_grad_norm_"]
+
+
+def clip_grad_norm_(
+    parameters: Tensor | Iterable[Tensor],
+    max_norm: float | None,
+    norm_type: float = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> Tensor:
+    """Clip the norm of all gradients together, in place; a drop-in for `torch.nn.utils.clip_grad_norm_`.
+
+    Where an element is NaN or Inf it leaves the gradients alone (torch turns all of them into NaN or 0). Each tied
+    gradient counts and is scaled once; the norm is right for finite elements of any magnitude; sparse gradients are
+    taken as their coalesced values; an expanded gradient is replaced by a dense copy before it is scaled.
+
+    Args:
+        parameters: an iterable of tensors, or one; those without a gradient are skipped.
+        max_norm: the largest norm allowed, > 0. None or inf: nothing is clipped, the norm is returned.
+        norm_type: the order p of the norm; any number, inf for the largest magnitude. p = 2 and inf cost one read of
+            the gradients, others one more in torch operators.
+        error_if_nonfinite: raise if an element is NaN or Inf.
+        foreach: accepted for compatibility; there is one implementation.
+
+    Returns:
+        The norm before clipping, NaN or inf if an element is. A 0-dim tensor on the device of the first gradient;
+        float64 if a gradient is float64 or complex128, else float32 (a float16 norm would often be inf). Without any
+        gradient: `tensor(0.)`.
+
+    Raises:
+        ValueError: if `max_norm` is 0, negative or NaN.
+        NonFiniteError: `error_if_nonfinite` and an element is NaN or Inf; it is a RuntimeError, as torch's.
+
+    The factor is `max_norm / (norm + 1e-6)` where that is below 1, as in `torch.nn.utils.clip_grad_norm_`.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> clip_grad_norm_([weight], max_norm=1.0), weight.grad
+    (tensor(5.), tensor([0.6000, 0.8000]))
+    """
+    limit = valid_limit("max_norm", max_norm)
+    order = float(norm_type)
+    params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    groups = [{"params": params}]
+    scan = _scan(groups)
+    if scan.finite:
+        norm = _norm(scan, params, order)
+        factor = clip_factor(norm, limit)
+        if factor != 1.0:
+            engine.scale_grads_(groups, factor)
+    else:
+        norm = scan.norm
+        if error_if_nonfinite:
+            raise _error(scan, params)
+    return _as_tensor(norm, [p.grad for p in params if p.grad is not None])
+
+
+def _scan(groups: list[dict[str, Any]]) -> EngineScan:
+    try:
+        return engine.scan_grads(groups)
+    except BadInput as error:
+        raise error.kind(f"grad of parameters[{error.position}] {error.reason}") from None
+
+
+def _norm(scan: EngineScan, params: Sequence[Tensor], order: float) -> float:
+    """The norm of finite gradients."""
+    if order == 2.0:
+        return scan.norm
+    if order == math.inf and not any(p.is_complex() for p in params):
+        return scan.inf_norm
+    return _any_norm([entry.values for entry in unique([p.grad for p in params])], order)
+
+
+@torch.no_grad()
+def _any_norm(values: Sequence[Tensor], order: float) -> float:
+    """The norm of any order over all elements of `values`, in float64."""
+    wide = [v.to(torch.complex128).abs() if v.is_complex() else v.to(torch.float64) for v in values if v.numel()]
+    norms = torch.tensor([torch.linalg.vector_norm(v, order).item() for v in wide], dtype=torch.float64)
+    if order == 0:  # it counts the elements that are not 0: counts add up
+        return norms.sum().item()
+    return torch.linalg.vector_norm(norms, order).item() if len(norms) else 0.0
+
+
+def _as_tensor(norm: float, grads: Sequence[Tensor]) -> Tensor:
+    if not grads:
+        return torch.tensor(0.0)
+    wide = any(g.dtype in (torch.float64, torch.complex128) for g in grads)
+    return torch.tensor(norm, dtype=torch.float64 if wide else torch.float32, device=grads[0].device)
+
+
+def _error(scan: EngineScan, params: Sequence[Tensor]) -> NonFiniteError:
+    grads = [p if p.grad is None else p.grad for p in params]
+    labels = [label_of(g, (f"parameters[{i}]",), "grad") for i, g in enumerate(grads)]
+    report = Report.from_scan(scan, labels, sparse_places(scan, [{"params": params}]))
+    return NonFiniteError(
+        f"the gradients can't be clipped: {report.describe()}. They are left as they are; with "
+        "error_if_nonfinite=False the non-finite norm is returned instead.",
+        report,
+    )

@@ -1,0 +1,149 @@
+"""Steps that the device decides: flags stay there, the host hears of each later and never waits unless asked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from nanscan import engine
+from nanscan.engine.result import DeferredScan, EngineScan, Row
+from nanscan.fused import step_with
+from nanscan.policy import clip_factor
+from nanscan.report import Label, ScanSource, StepReport, TensorReport
+
+__all__ = ["DeviceSteps", "Unscaled"]
+
+MAX_PENDING = 64
+
+
+class Unscaled:
+    """An engine's result as if the gradients had been divided by the loss scale; rows from `count` on are losses."""
+
+    def __init__(self, scan: EngineScan, scale: float, losses_from: int) -> None:
+        self._scan = scan
+        self._scale = scale
+        self._losses_from = losses_from
+        self.finite = scan.finite
+        self.norm = scan.norm / scale
+        self.finite_norm = scan.finite_norm / scale
+        self.inf_norm = scan.inf_norm / scale
+        self.nan_count = scan.nan_count
+        self.inf_count = scan.inf_count
+        self.numel = scan.numel
+        self.count = scan.count
+        self.signature = scan.signature
+
+    def rows(self) -> list[Row]:
+        return [self._unscaled(row) for row in self._scan.rows()]
+
+    def bad_rows(self) -> list[Row]:
+        return [self._unscaled(row) for row in self._scan.bad_rows()]
+
+    def _unscaled(self, row: Row) -> Row:
+        if row.position >= self._losses_from:
+            return row
+        return Row(*row)._replace(finite_norm=row.finite_norm / self._scale, inf_norm=row.inf_norm / self._scale)
+
+
+class DeviceSource:
+    """The fields of a step report whose answer is still on the device; reading one waits for it."""
+
+    provides: ClassVar[frozenset[str]] = ScanSource.provides | {"skipped", "clip_factor", "action", "buffers"}
+
+    def __init__(
+        self, scan: DeferredScan, labels: Sequence[Label], params: int, max_norm: float | None, handed: Tensor | None
+    ) -> None:
+        self.scan = scan
+        self._labels = labels
+        self._params = params
+        self._max_norm = max_norm
+        self._handed = handed  # [loss scale, found_inf] as the gradient scaler gave them, on their way to the host
+        self._result: ScanSource | None = None
+        self.settle: Callable[[], None] | None = None
+        self.buffers: tuple[TensorReport, ...] = ()
+
+    def field(self, name: str) -> Any:
+        """The value of the field called `name`."""
+        scan = self.resolved().scan
+        if name == "skipped":
+            return self._skipped(scan)
+        if name == "action":
+            return "skip" if self._skipped(scan) else "step"
+        if name == "clip_factor":
+            return 1.0 if self._skipped(scan) else clip_factor(scan.norm, self._max_norm)
+        if name == "buffers":
+            if self.settle is not None:
+                self.settle()
+            return self.buffers
+        return self.resolved().field(name)
+
+    def resolved(self) -> ScanSource:
+        """The result on the host; waits for it the first time."""
+        if self._result is None:
+            scan: EngineScan = self.scan.result()
+            if self.scale != 1.0:
+                scan = Unscaled(scan, self.scale, self._params)
+            self._result = ScanSource(scan, self._labels)
+        return self._result
+
+    @property
+    def scale(self) -> float:
+        """The loss scale that the gradients were multiplied by; to be read when the result is there."""
+        return 1.0 if self._handed is None else float(self._handed[0])
+
+    def _skipped(self, scan: EngineScan) -> bool:
+        return not scan.finite or (self._handed is not None and not float(self._handed[1]) <= 0)
+
+
+class DeviceSteps:
+    """Launches steps and keeps those whose answer is not on the host yet, in order."""
+
+    def __init__(self) -> None:
+        self._pending: deque[tuple[StepReport, DeviceSource]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def launch(
+        self,
+        optimizer: torch.optim.Optimizer,
+        kwargs: dict[str, Any],
+        make: Callable[[DeviceSource], StepReport],
+        labels: Sequence[Label],
+        losses: Sequence[Tensor],
+        max_norm: float | None,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> Any:
+        """Scan, step and clear on the device, without waiting for it; returns what `optimizer.step` returned."""
+        groups = optimizer.param_groups
+        handed = _to_host(grad_scale, found_inf)
+        scan = engine.launch_grads(groups, clip_norm=max_norm, extra=losses, grad_scale=grad_scale, found_inf=found_inf)
+        divides = max_norm is not None or grad_scale is not None
+        result = step_with(optimizer, kwargs, scan.grad_scale if divides else None, scan.found_inf)
+        engine.clear_grads_if(groups, scan.found_inf)
+        source = DeviceSource(scan, labels, sum(len(group["params"]) for group in groups), max_norm, handed)
+        self._pending.append((make(source), source))
+        return result
+
+    def settled(self, wait: bool) -> Iterator[tuple[StepReport, DeviceSource]]:
+        """The oldest steps whose answer has arrived; with `wait`, all of them."""
+        while self._pending and (wait or len(self._pending) > MAX_PENDING or self._pending[0][1].scan.ready()):
+            report, source = self._pending.popleft()
+            source.settle = None
+            yield report, source
+
+
+def _to_host(grad_scale: Tensor | None, found_inf: Tensor | None) -> Tensor | None:
+    """[loss scale, found_inf], copied to pinned memory without waiting; None if nobody handed them over."""
+    given = grad_scale if grad_scale is not None else found_inf
+    if given is None:
+        return None
+    one, zero = torch.ones_like(given, dtype=torch.float32), torch.zeros_like(given, dtype=torch.float32)
+    scale = one if grad_scale is None else grad_scale.float()
+    flag = zero if found_inf is None else found_inf.float()
+    return torch.stack([scale.reshape(()), flag.reshape(())]).to("cpu", non_blocking=True)

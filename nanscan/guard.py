@@ -1,0 +1,291 @@
+"""`wrap` and the guarded optimizer: what a training loop sees."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanscan import messages
+from nanscan.checks import lost_eps
+from nanscan.history import History, Record
+from nanscan.log import Log, open_log
+from nanscan.names import Names
+from nanscan.policy import OnNonfinite, Policy
+from nanscan.report import StepReport
+from nanscan.steps import GuardedSteps
+
+__all__ = ["GuardedOptimizer", "wrap"]
+
+_NOT_FORWARDED = frozenset({"optimizer", "grad_scale", "found_inf"})
+
+
+class GuardedOptimizer(GuardedSteps):
+    """An optimizer that looks before it steps; made by `nanscan.wrap`, which documents it.
+
+    It holds the inner one as `.optimizer` and shows its live `param_groups`, `state` and `defaults`; attributes it
+    does not know come from there too. Hooks are the inner one's: a step hook runs once for each real step, never for
+    a skipped one, and is handed the inner optimizer. `state_dict()` is the inner one's, unchanged.
+
+    It can be pickled and deep-copied: counters, options, the history without its per-tensor tables and the parameters'
+    names go along; the model does not (unless `copy.deepcopy` copies it in the same call) and a log given as a path is
+    opened again. `nanscan.wrap(optimizer, model)` gives it a model once more.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        model: nn.Module | None = None,
+        policy: Policy | None = None,
+        log: Log | None = None,
+    ) -> None:
+        super().__init__(optimizer, Names(model), Record(), policy or Policy())
+        self._record.listener = open_log(log)
+        self._warn_about_eps()
+
+    def _warn_about_eps(self) -> None:
+        for name, eps in lost_eps(self.optimizer, self._names):
+            messages.warn(messages.lost_eps(name, eps))
+
+    def _update(self, model: nn.Module | None, log: Log | None, options: dict[str, Any]) -> None:
+        """What a second `wrap` changes."""
+        self._settle(wait=True)
+        self._set_policy(self.policy.updated(**options))
+        if model is not None:
+            self._names = Names(model)
+        if log is not None:
+            self._record.listener = open_log(log)
+        self._warn_about_eps()
+
+    def observe(self, loss: Tensor | float) -> None:
+        """Let the loss join the next scan: a NaN or Inf in it counts like one in a gradient, under the name "loss".
+
+        Gradients don't show every bad loss: where all targets are ignored the loss is NaN and the gradients are 0.
+
+        Args:
+            loss: a tensor of any shape and floating dtype (unscaled), or a number. Called more than once before a step
+                (gradient accumulation), all of them join, as "loss[0]", "loss[1]", ….
+
+        Raises:
+            TypeError: if it is neither.
+
+        >>> weight = torch.nn.Parameter(torch.zeros(2))
+        >>> optimizer = wrap(torch.optim.SGD([weight], lr=1.0), on_nonfinite="raise")
+        >>> weight.grad = torch.zeros(2)
+        >>> optimizer.observe(float("nan"))
+        >>> optimizer.step()
+        Traceback (most recent call last):
+        ...
+        nanscan.errors.NonFiniteError: nanscan: step 0 not taken: loss has 1 NaN, 0 Inf of 1 (first at []). Weights ...
+        """
+        super().observe(loss)
+
+    @property
+    def step_was_skipped(self) -> bool:
+        """True if the last `step()` left weights and optimizer state alone (False before the first)."""
+        self._settle(wait=True)
+        return self._record.skipped_last
+
+    @property
+    def last_report(self) -> StepReport | None:
+        """The `StepReport` of the last `step()`, None before the first. On CUDA its fields are waited for when read."""
+        return self._last
+
+    @property
+    def history(self) -> History:
+        """The reports of the last steps, oldest first: a read-only sequence of at most `history` of them."""
+        self._settle(wait=True)
+        return self._record.history
+
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were skipped so far."""
+        self._settle(wait=True)
+        return self._record.skipped
+
+    @property
+    def consecutive_skips(self) -> int:
+        """How many steps in a row were skipped up to now; a real step sets it to 0."""
+        self._settle(wait=True)
+        return self._record.consecutive
+
+    @property
+    def first_skipped_step(self) -> int | None:
+        """Index of the first skipped step (steps count from 0), None if there is none."""
+        self._settle(wait=True)
+        return self._record.first_skipped
+
+    @property
+    def bad_parameter_steps(self) -> int:
+        """After how many steps `check_params_every` found a NaN or Inf in the parameters."""
+        self._settle(wait=True)
+        return self._record.bad_parameter_steps
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model that gives the names and whose buffers are looked at; None if none was given."""
+        return self._names.model
+
+    # ---- the inner optimizer shows through --------------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """The inner optimizer's live parameter groups."""
+        return self.optimizer.param_groups
+
+    @param_groups.setter
+    def param_groups(self, groups: list[dict[str, Any]]) -> None:
+        self.optimizer.param_groups = groups
+
+    @property
+    def state(self) -> Any:
+        """The inner optimizer's live state."""
+        return self.optimizer.state
+
+    @state.setter
+    def state(self, state: Any) -> None:
+        self.optimizer.state = state
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The inner optimizer's defaults."""
+        return self.optimizer.defaults
+
+    @defaults.setter
+    def defaults(self, defaults: dict[str, Any]) -> None:
+        self.optimizer.defaults = defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """The inner optimizer's `zero_grad`."""
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group to the inner optimizer; its parameters are scanned and named from the next step on."""
+        self.optimizer.add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's state dict, unchanged: it loads with or without nanscan."""
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the inner optimizer's state dict."""
+        self.optimizer.load_state_dict(state_dict)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _NOT_FORWARDED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"GuardedOptimizer({self.optimizer!r}, {self.policy!r})"
+
+    # ---- copies -----------------------------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._settle(wait=True)
+        record = self._record
+        log = getattr(record.listener, "path", None) or record.listener
+        names = self._names.known(self.optimizer.param_groups)
+        return {"optimizer": self.optimizer, "policy": self.policy, "record": record, "names": names, "log": log}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "policy" not in state:  # torch's own methods hand over a plain optimizer's state
+            self.optimizer.__setstate__(state)
+            return
+        names = Names(state.get("model"), state["names"])
+        super().__init__(state["optimizer"], names, state["record"], state["policy"])
+        self._record.listener = open_log(state["log"])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> GuardedOptimizer:
+        new = memo[id(self)] = type(self).__new__(type(self))
+        state = {name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()}
+        state["model"] = memo.get(id(self.model))  # None unless the model is copied in the same call
+        new.__setstate__(state)
+        return new
+
+
+def wrap(
+    optimizer: torch.optim.Optimizer,
+    model: nn.Module | None = None,
+    *,
+    clip_norm: float | None = None,
+    clip_value: float | None = None,
+    on_nonfinite: OnNonfinite = "skip",
+    max_consecutive_skips: int | None = 20,
+    check_params_every: int = 0,
+    find_origin: bool = False,
+    history: int = 1024,
+    log: Log | None = None,
+    process_group: Any = None,
+) -> GuardedOptimizer:
+    """Guard an optimizer: scan the gradients once before each step, and skip, clip and report by what was found.
+
+    Use what it returns in place of the optimizer, also for schedulers and `torch.amp.GradScaler`. A healthy step costs
+    one read of the gradients. A skipped one leaves parameters, optimizer state and step counts bit-identical, clears
+    the gradients as `zero_grad(set_to_none=True)` would, is counted, named and, once per run of skips, warned about.
+
+    Args:
+        optimizer: any `torch.optim.Optimizer`. One that is guarded already is returned itself, not wrapped again:
+            options of this call that are not at their default replace the present ones, `model` and `log` likewise.
+        model: gives the parameters their names; its floating-point buffers are looked at when a step is skipped (the
+            forward pass may have poisoned BatchNorm's running statistics). Without it names come from the optimizer's
+            named groups, else from the position: `"group0.param3"`.
+        clip_norm: the largest 2-norm that all gradients together may have, > 0; larger ones are multiplied by
+            `clip_norm / (norm + 1e-6)` (as in `torch.nn.utils.clip_grad_norm_`). None or inf: no clipping.
+        clip_value: elements are clamped to [-clip_value, clip_value] first, > 0; None or inf: not at all.
+        on_nonfinite: what to do about a NaN or Inf: `"skip"` the step, `"raise"` a `NonFiniteError` (the gradients are
+            left for inspection), `"zero"` the bad elements and step, `"warn"` and step anyway, or a function that gets
+            the `StepReport` and returns one of these.
+        max_consecutive_skips: so many skipped steps in a row raise `TrainingDiverged`; None: never.
+        check_params_every: also scan the parameters after every so many steps, because finite gradients can make
+            non-finite weights (float16 Adam whose eps is 0). Such a step can't be undone: it is named with its
+            optimizer state, counted in `bad_parameter_steps`, and warned about or raised. 0: never.
+        find_origin: not in this version; True raises NotImplementedError.
+        history: how many step reports are kept in `optimizer.history`.
+        log: a path, to which one line of JSON is appended for each step, or a function that gets each `StepReport`.
+        process_group: not in this version; anything but None raises NotImplementedError.
+
+    Returns:
+        The guarded optimizer. `step_was_skipped`, `last_report`, `history`, `skipped_steps`, `consecutive_skips` and
+        `first_skipped_step` say what happened.
+
+    Raises:
+        ValueError: if an option has an invalid value (`clip_norm` or `clip_value` 0, negative or NaN among them).
+        TypeError: if `optimizer` is no optimizer, `model` no module, or an option has the wrong type.
+        OSError: if `log` is a path that can't be written.
+
+    With a fused optimizer whose parameters are on one CUDA device and `on_nonfinite="skip"`, the device decides and
+    the host never waits for it: counters, warnings and the log follow when the answer arrives, at the latest when they
+    are read, `TrainingDiverged` is raised by the next `step()`, and a skip sets the gradients to 0 instead of None.
+    Step hooks, a `clip_value` or a closure bring the decision back to the host.
+
+    >>> import torch, nanscan
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = nanscan.wrap(torch.optim.AdamW(model.parameters()), model, clip_norm=1.0)
+    >>> model(torch.ones(3, 2)).sum().backward()
+    >>> optimizer.step()
+    >>> optimizer.step_was_skipped, optimizer.last_report.finite, optimizer.last_report.clip_factor < 1
+    (False, True, True)
+    """
+    if find_origin:
+        raise NotImplementedError("find_origin=True is not in this version of nanscan; leave it out")
+    if process_group is not None:
+        raise NotImplementedError("process_group is not in this version of nanscan; leave it out")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if model is not None and not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+    options: dict[str, Any] = {
+        "clip_norm": clip_norm,
+        "clip_value": clip_value,
+        "on_nonfinite": on_nonfinite,
+        "max_consecutive_skips": max_consecutive_skips,
+        "check_params_every": check_params_every,
+        "history": history,
+    }
+    if isinstance(optimizer, GuardedOptimizer):
+        optimizer._update(model, log, options)
+        return optimizer
+    return GuardedOptimizer(optimizer, model, Policy(**options), log)

@@ -1,0 +1,101 @@
+"""JSON lines: one for each step, whole and on disk (as far as the system is concerned) before the next step begins."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nanscan.errors import NonFiniteWarning
+from nanscan.report import StepReport
+
+__all__ = ["JsonLog", "Log", "open_log"]
+
+Log = str | os.PathLike[str] | Callable[[StepReport], Any]
+
+
+class JsonLog:
+    """Appends one line of strict JSON for each step report to a file: totals and bad rows, not the whole table.
+
+    Each line is one `write` to a file opened for appending, so that `tail -f` and a second process never see half a
+    line. A forked or unpickled copy opens the file again. A disk that refuses a line costs one warning, not the run.
+
+    Args:
+        path: the file; missing folders are made, an existing file is continued.
+
+    >>> import tempfile, os
+    >>> path = os.path.join(tempfile.mkdtemp(), "run.jsonl")
+    >>> log = JsonLog(path)
+    >>> log(StepReport(True, 1.0, 1.0, 1.0, 0, 0, 4, (), (), step=7))
+    >>> StepReport.from_dict(__import__("json").loads(open(path).read())).step
+    7
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path).absolute()
+        self._fd: int | None = None
+        self._pid = 0
+        self._warned = False
+        self._open()  # a path that can't be written is the caller's mistake: now, not at step 5,000
+
+    def __call__(self, report: StepReport) -> None:
+        line = (report.to_json(tensors=False) + "\n").encode()
+        try:
+            if self._fd is None or self._pid != os.getpid():
+                self._open()
+            self._write(line)
+        except OSError as error:
+            self._complain(error)
+
+    def close(self) -> None:
+        """Close the file; the next line opens it again."""
+        if self._fd is not None:  # in a forked child it is the child's own copy
+            os.close(self._fd)
+        self._fd = None
+
+    def _open(self) -> None:
+        self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+        self._pid = os.getpid()
+
+    def _write(self, line: bytes) -> None:
+        assert self._fd is not None
+        while line:
+            line = line[os.write(self._fd, line) :]
+
+    def _complain(self, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            text = (
+                f"nanscan: the step log {self.path} can't be written ({error}); training goes on without these lines."
+            )
+            warnings.warn(text, NonFiniteWarning, stacklevel=2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "_fd": None, "_pid": 0, "_warned": self._warned}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> JsonLog:
+        return self
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def open_log(log: Log | None) -> Callable[[StepReport], Any] | None:
+    """What is called with each step report: None for no log, the function itself, or a `JsonLog` for a path.
+
+    Raises:
+        TypeError: if it is neither a path nor callable.
+        OSError: if the path can't be written.
+    """
+    if log is None or callable(log):
+        return log
+    if isinstance(log, (str, os.PathLike)):
+        return JsonLog(log)
+    raise TypeError(f"log must be a path or a function of the StepReport, got {log!r}")

@@ -1,0 +1,98 @@
+"""What the guard says: every sentence of its warnings and errors. Describes; decides nothing."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from nanscan.errors import NonFiniteWarning
+from nanscan.report import StepReport, TensorReport
+
+__all__ = ["bad_parameters", "bad_step", "diverged", "lost_eps", "no_gradients", "warn"]
+
+_OUTCOME = {
+    "skip": "skipped: {what}. Weights and optimizer state are unchanged, the gradients are cleared",
+    "raise": "not taken: {what}. Weights and optimizer state are unchanged, the gradients are left for inspection",
+    "zero": "taken with the bad elements set to 0: {what}",
+    "warn": "taken although {what}",
+}
+_INTERNAL = tuple(str(Path(file).parent) + os.sep for file in (__file__, torch.__file__))
+
+
+def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None) -> str:
+    """One line on a step with a NaN or Inf: what was done, who, how many, where, and what else is known.
+
+    Args:
+        report: of that step.
+        scale: the loss scale that was in force.
+        offender: what `repeat_offender` has to say.
+    """
+    what = "the gradient scaler found an Inf or NaN that is not in these gradients"
+    if report.bad or report.parameters:
+        what = (
+            report.describe()
+            if report.bad
+            else f"the update made NaN or Inf of finite gradients: {_listed(report.parameters)}"
+        )
+    parts = [f"nanscan: step {report.step} {_OUTCOME[report.action].format(what=what)}."]
+    if scale != 1.0 and report.skipped:
+        parts.append(f"The loss scale was {scale:g}; if that made it overflow, GradScaler.update() lowers it.")
+    if offender:
+        parts.append(f"{offender[0].upper()}{offender[1:]}.")
+    if report.buffers:
+        parts.append(f"The forward pass has already spoiled what a skip can't restore: {_listed(report.buffers)}.")
+    return " ".join(parts)
+
+
+def diverged(report: StepReport, skips: int, offender: str | None) -> str:
+    """Why the run is given up."""
+    first = report.step - skips + 1
+    return (
+        f"{bad_step(report, offender=offender)} That makes {skips} skipped steps in a row (since step {first}), "
+        "as many as max_consecutive_skips allows: the run does not recover by itself. Lower the learning rate, go back "
+        "to a checkpoint, or look at what is named above."
+    )
+
+
+def bad_parameters(report: StepReport, eps: Sequence[float]) -> str:
+    """What a check of the parameters found after a step. `eps`: those that float16 can't hold."""
+    cause = "finite gradients, non-finite update: " if report.finite else ""
+    parts = [f"nanscan: after step {report.step}, {cause}{_listed(report.parameters)}"]
+    parts += [f"eps={value:g} is 0 in float16" for value in eps]
+    return "; ".join(parts) + ". The step can't be undone here; go back to a checkpoint."
+
+
+def lost_eps(name: str, eps: float) -> str:
+    """The warning at `wrap` about an eps that float16 can't hold."""
+    return (
+        f"nanscan: eps={eps:g} is 0 in float16, the dtype of '{name}': an update may divide by 0 although every "
+        "gradient is finite. Give the optimizer eps=1e-4 or larger, float32 parameters, or fused=True, which computes "
+        "in float32; check_params_every=1 finds the damage."
+    )
+
+
+def no_gradients(step: int) -> str:
+    """The hint when no parameter has a gradient."""
+    return (
+        f"nanscan: no gradients at step {step}: none of the optimizer's parameters has a .grad, so the step changes "
+        "nothing. Call backward() first, and check requires_grad and that the loss depends on these parameters. "
+        "(This is said once.)"
+    )
+
+
+def warn(text: str, category: type[Warning] = NonFiniteWarning) -> None:
+    """`warnings.warn`, pointing at the caller's line outside of nanscan and torch."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, category, stacklevel=level)
+
+
+def _listed(rows: Sequence[TensorReport], limit: int = 4) -> str:
+    more = f"; and {len(rows) - limit} more" if len(rows) > limit else ""
+    return "; ".join(row.describe() for row in rows[:limit]) + more

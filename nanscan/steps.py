@@ -1,0 +1,312 @@
+"""How one step goes: gather and scan, decide, apply, record. `nanscan.guard` gives it its public face."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanscan import engine, messages
+from nanscan.checks import bad_buffers, bad_parameters, lost_eps, sparse_places
+from nanscan.closure import step_with_closure
+from nanscan.device_steps import DeviceSource, DeviceSteps, Unscaled
+from nanscan.engine.result import BadInput, EngineScan
+from nanscan.errors import NonFiniteError, TrainingDiverged
+from nanscan.fused import has_step_hooks, one_device, ready_to_skip, step_with, takes_scale
+from nanscan.history import Record, repeat_offender
+from nanscan.names import Names, label_of
+from nanscan.policy import Action, Policy, clip_factor
+from nanscan.report import Label, StepReport
+
+__all__ = ["GuardedSteps"]
+
+
+class GuardedSteps(torch.optim.Optimizer):
+    """The steps of a guarded optimizer: its state of the moment and the way of one step."""
+
+    _step_supports_amp_scaling = True  # torch.amp.GradScaler then calls step() on a bad step too
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: Names, record: Record, policy: Policy) -> None:
+        # Not Optimizer.__init__: it would patch step() once more and own a second set of groups and hooks.
+        self.optimizer = optimizer
+        self._names = names
+        self._record = record
+        self._steps = record.steps
+        self._last: StepReport | None = None
+        self._hinted = False
+        self._losses: list[Tensor] = []
+        self._divisor = 1.0  # what the fused optimizer is to divide the gradients by in this step
+        self._divisor_tensor: Tensor | None = None
+        self._device_steps = DeviceSteps()
+        self._deferred: bool | None = None if torch.version.cuda else False  # None: where it can
+        self._defer_plan: tuple[object, bool] = (None, False)
+        self._diverged: TrainingDiverged | None = None
+        self._run_warned = False  # this run of bad steps has had its warning
+        self._bad_params_warned = False
+        self._set_policy(policy)
+
+    def _set_policy(self, policy: Policy) -> None:
+        self.policy = policy
+        self._norm_bound = float("inf") if policy.clip_norm is None else policy.clip_norm - 1e-6
+        self._value_bound = float("inf") if policy.clip_value is None else policy.clip_value
+        if self._record.history.size != policy.history:
+            self._record.history = self._record.history.resized(policy.history)
+
+    # ---- the step -------------------------------------------------------------------------------------------------
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Scan the gradients, then step, clip and step, or not step.
+
+        Args:
+            closure: evaluates the model, calls backward and returns the loss, which joins the scan. LBFGS and
+                optimizers that are not torch's may call it several times: a NaN or Inf in any evaluation restores
+                weights and state to what they were (this takes a copy of both for the time of the step).
+            kwargs: handed on to the inner optimizer's `step`.
+
+        Returns:
+            What the inner optimizer returned; for a skipped step the loss that the closure returned, or None.
+
+        Raises:
+            NonFiniteError: there is a NaN or Inf and `on_nonfinite` says "raise".
+            TrainingDiverged: this skip is the `max_consecutive_skips`-th in a row.
+        """
+        own = self.__dict__
+        if closure is not None or "found_inf" in own or self._deferred is not False:
+            return self._other_step(closure, kwargs)
+        return self.host_step(kwargs)
+
+    step.hooked = True  # type: ignore[attr-defined]  # torch must not wrap it: the inner step runs the hooks
+
+    def _other_step(self, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
+        """A step with a closure, a gradient scaler, or parameters that may be on a CUDA device."""
+        self._settle()
+        if self._diverged is not None:
+            diverged, self._diverged = self._diverged, None
+            raise diverged
+        if closure is not None:
+            if "found_inf" in self.__dict__:
+                raise RuntimeError("a closure can't be used with a GradScaler: call scaler.step(optimizer) without one")
+            return step_with_closure(self, closure, kwargs)
+        scale, found_inf = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
+        try:
+            if self._can_defer():
+                return self._launch(kwargs, scale, found_inf)
+            flagged = found_inf is not None and not float(found_inf) <= 0
+            return self.host_step(kwargs, 1.0 if scale is None else float(scale), flagged)
+        except BaseException:  # GradScaler deletes these only after a step that returned
+            self.__dict__.pop("grad_scale", None)
+            self.__dict__.pop("found_inf", None)
+            raise
+
+    def host_step(self, kwargs: dict[str, Any], scale: float = 1.0, flagged: bool = False) -> Any:
+        """One step decided on the host; gradients are `scale` times too large, `flagged`: the scaler found an Inf."""
+        groups = self.optimizer.param_groups
+        scan, labels = self.scan(groups)
+        if scale != 1.0:
+            scan = Unscaled(scan, scale, sum(len(group["params"]) for group in groups))
+        if flagged or not scan.finite:
+            return self._bad_step(scan, labels, scale, kwargs)
+        factor = 1.0
+        if scan.norm > self._norm_bound or scan.inf_norm > self._value_bound or scale != 1.0:
+            factor = self.scale_and_clip(scan, scale)
+        result = self.inner_step(kwargs)
+        report = self.report(scan, labels, clip_factor=factor, skipped=False, action="step")
+        self.finish(report, scan)
+        return result
+
+    def _bad_step(self, scan: EngineScan, labels: Sequence[Label], scale: float, kwargs: dict[str, Any]) -> Any:
+        report = self.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0)
+        action = self.policy.decide(report)
+        if action in ("skip", "raise"):
+            return self.refuse(report, action, scan, scale)
+        factor = self.repair(scan, scale, action)
+        result = self.inner_step(kwargs)
+        vars(report).update(action=action, clip_factor=factor)
+        self.finish(report, scan)
+        return result
+
+    def observe(self, loss: Tensor | float) -> None:
+        """Let the loss join the next scan."""
+        if isinstance(loss, Tensor):
+            loss = loss.detach()
+            self._losses.append(loss if loss.is_floating_point() or loss.is_complex() else loss.float())
+        elif isinstance(loss, (int, float)):
+            self._losses.append(torch.tensor(loss, dtype=torch.float64))
+        else:
+            raise TypeError(f"loss must be a tensor or a number, got {type(loss).__name__}")
+
+    # ---- the parts of a step, also used by closure.py -------------------------------------------------------------
+
+    def scan(self, groups: list[dict[str, Any]]) -> tuple[EngineScan, Sequence[Label]]:
+        """Scan the gradients and the losses observed since the last scan."""
+        losses, self._losses = self._losses, []
+        try:
+            scan = engine.scan_grads(groups, losses) if losses else engine.scan_grads(groups)
+        except BadInput as error:
+            raise self._explained(error, groups) from None
+        labels = self._names.labels(scan.signature, groups)
+        return scan, [*labels, *_loss_labels(losses)] if losses else labels
+
+    def report(self, scan: EngineScan, labels: Sequence[Label], **known: Any) -> StepReport:
+        """The report of the present step, whose number it takes."""
+        places = None if scan.finite else sparse_places(scan, self.optimizer.param_groups)
+        report = StepReport.from_scan(scan, labels, places, step=self._steps, time=time.time(), **known)
+        self._steps += 1
+        self._last = report
+        return report
+
+    def scale_and_clip(self, scan: EngineScan, scale: float = 1.0) -> float:
+        """Divide the gradients by `scale`, clamp them to `clip_value`, clip their norm; returns the clip factor."""
+        groups, norm = self.optimizer.param_groups, scan.finite_norm
+        if scan.inf_norm > self._value_bound:
+            engine.scale_grads_(groups, 1.0 / scale, self._value_bound)
+            scale = 1.0
+            norm = engine.scan_grads(groups).norm if self.policy.clip_norm is not None else norm
+        factor = clip_factor(norm, self.policy.clip_norm)
+        if self._fused_divides(scan):
+            self._divisor = scale / factor
+        elif factor / scale != 1.0:
+            engine.scale_grads_(groups, factor / scale)
+        return factor
+
+    def _fused_divides(self, scan: EngineScan) -> bool:
+        """True if the inner optimizer can divide the gradients itself: each one once, and no hook looks before."""
+        inner = self.optimizer
+        params = sum(len(group["params"]) for group in inner.param_groups)
+        return takes_scale(inner) and scan.count == params and not has_step_hooks(inner)
+
+    def inner_step(self, kwargs: dict[str, Any]) -> Any:
+        """The real step."""
+        divisor = self._divisor
+        if divisor == 1.0:
+            return self.optimizer.step(**kwargs) if kwargs else self.optimizer.step()
+        self._divisor = 1.0
+        if self._divisor_tensor is None:
+            self._divisor_tensor = torch.empty((), dtype=torch.float32)
+        return step_with(self.optimizer, kwargs, self._divisor_tensor.fill_(divisor), None)
+
+    def repair(self, scan: EngineScan, scale: float, action: Action) -> float:
+        """Make the gradients ready for a step although there is a NaN or Inf; returns the clip factor."""
+        groups = self.optimizer.param_groups
+        if action == "zero":
+            engine.zero_nonfinite_grads_(groups)
+            return self.scale_and_clip(scan, scale)
+        if scale != 1.0:
+            engine.scale_grads_(groups, 1.0 / scale)
+        return 1.0
+
+    def refuse(self, report: StepReport, action: Action, scan: EngineScan, scale: float = 1.0, loss: Any = None) -> Any:
+        """Do not step: record it, clear the gradients or raise. Returns `loss`."""
+        vars(report).update(action=action, skipped=True, buffers=bad_buffers(self._names.model))
+        if action == "skip":
+            self._clear_grads()
+        self.note_skip(report, scan.count, scale)
+        if action == "raise":
+            raise NonFiniteError(messages.bad_step(report, scale), report)
+        if self._diverged is not None:
+            diverged, self._diverged = self._diverged, None
+            raise diverged
+        return loss
+
+    def _clear_grads(self) -> None:
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
+    def note_skip(self, report: StepReport, rows: int, scale: float = 1.0) -> None:
+        """Count, record and, once per run of skips, warn; notes in `_diverged` that the run is to be given up."""
+        record = self._record
+        vars(self.optimizer)["_opt_called"] = True  # else a scheduler made before `wrap` says that step() was forgotten
+        record.add_skipped(report, rows)
+        offender = repeat_offender(record.offenders)
+        if report.action == "skip" and record.consecutive == self.policy.max_consecutive_skips:
+            self._diverged = TrainingDiverged(messages.diverged(report, record.consecutive, offender), report)
+        if report.action == "skip" and not self._run_warned:
+            messages.warn(messages.bad_step(report, scale, offender))
+        self._run_warned = True
+
+    def finish(self, report: StepReport, scan: EngineScan) -> None:
+        """What follows a real step: the check of the parameters, the record, the hints."""
+        every = self.policy.check_params_every
+        due = every and (report.step + 1) % every == 0
+        if due:
+            vars(report)["parameters"] = bad_parameters(self.optimizer, self._names)
+        self._record.add(report, scan.count)
+        if report.action == "step":
+            self._run_warned = False
+        elif not self._run_warned:
+            self._run_warned = True
+            messages.warn(messages.bad_step(report))
+        if not scan.numel and not scan.count and not self._hinted:
+            self._hinted = True
+            messages.warn(messages.no_gradients(report.step), UserWarning)
+        if due:
+            self._judge_parameters(report)
+
+    def _judge_parameters(self, report: StepReport) -> None:
+        """A weight is NaN or Inf: raise or warn, as `on_nonfinite` says as far as that is still possible."""
+        if not report.parameters:
+            self._bad_params_warned = False
+            return
+        self._record.bad_parameter_steps += 1
+        text = messages.bad_parameters(report, sorted({eps for _, eps in lost_eps(self.optimizer, self._names)}))
+        if self.policy.decide(report) == "raise":
+            raise NonFiniteError(text, report)
+        if not self._bad_params_warned:
+            self._bad_params_warned = True
+            messages.warn(text)
+
+    def _explained(self, error: BadInput, groups: list[dict[str, Any]]) -> Exception:
+        labels = self._names.refresh(0, groups)
+        name = f"grad of '{labels[error.position].names[0]}'" if error.position < len(labels) else "the observed loss"
+        return error.kind(f"{name} {error.reason}")
+
+    # ---- steps that the device decides ------------------------------------------------------------------------------
+
+    def _can_defer(self) -> bool:
+        """True if flags on the device can do it: a fused optimizer on one CUDA device, "skip", nobody to call."""
+        policy, inner = self.policy, self.optimizer
+        if self._deferred is False or policy.on_nonfinite != "skip" or policy.clip_value is not None:
+            return False
+        labels = self._names.refresh(0, inner.param_groups)
+        if self._defer_plan[0] is not labels:
+            device = one_device(inner.param_groups)
+            self._defer_plan = (labels, device is not None and (device.type == "cuda" or self._deferred is True))
+        return self._defer_plan[1] and takes_scale(inner) and not has_step_hooks(inner) and ready_to_skip(inner)
+
+    def _launch(self, kwargs: dict[str, Any], grad_scale: Tensor | None, found_inf: Any) -> Any:
+        labels = self._names.refresh(0, self.optimizer.param_groups)
+        losses, self._losses = self._losses, []
+        device = one_device(self.optimizer.param_groups)
+        losses = [loss.to(device, non_blocking=True) for loss in losses]
+
+        def make(source: DeviceSource) -> StepReport:
+            source.settle = lambda: self._settle(wait=True)
+            self._last = StepReport.from_source(source, step=self._steps, time=time.time())
+            self._steps += 1
+            return self._last
+
+        flag = found_inf if isinstance(found_inf, Tensor) else None
+        every = [*labels, *_loss_labels(losses)] if losses else labels
+        return self._device_steps.launch(
+            self.optimizer, kwargs, make, every, losses, self.policy.clip_norm, grad_scale, flag
+        )
+
+    def _settle(self, wait: bool = False) -> None:
+        """Record the device's steps whose answer has arrived; with `wait`, all of them."""
+        for report, source in self._device_steps.settled(wait):
+            scan = source.resolved().scan
+            if report.skipped:
+                vars(report)["buffers"] = source.buffers = bad_buffers(self._names.model)
+                self.note_skip(report, scan.count, source.scale)
+            else:
+                self.finish(report, scan)
+
+
+def _loss_labels(losses: Sequence[Tensor]) -> list[Label]:
+    if len(losses) == 1:
+        return [label_of(losses[0], ("loss",), "loss")]
+    return [label_of(loss, (f"loss[{i}]",), "loss") for i, loss in enumerate(losses)]
