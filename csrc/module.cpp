@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cpu_kernels.h"
+#include "cuda_bridge.h"
 #include "parallel.h"
 #include "python_tensors.h"
 #include "scaled_sum.h"
@@ -41,44 +42,77 @@ void locate_bad_elements(const Gathered& gathered, const DeviceGroup& group, Cpu
   }
 }
 
-// Reads everything gathered; tensors on a CUDA device go through `cuda(group index)`, which fills the segment or leaves
-// it pending.
-std::unique_ptr<Scan> read_all(Gathered& gathered) {
-  auto scan = std::make_unique<Scan>();
+// A scan whose CUDA parts may still be on their way: the output tensor of each, until `fill` has read it.
+struct PythonScan : Scan {
+  std::vector<std::pair<size_t, py::object>> outputs;
+
+  void fill(py::list on_host) {
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      py::object host = on_host[i];
+      const auto bytes = host.attr("numel")().cast<size_t>();
+      fill_from_output(segments[outputs[i].first], data_pointer(host), bytes);
+    }
+    finish();
+  }
+};
+
+void remember_permuted(const Gathered& gathered, const DeviceGroup& group, Segment& segment) {
+  for (size_t i = 0; i < group.entries.size(); ++i) {
+    if (group.entries[i].layout == Entry::kRowMajor) continue;
+    Permuted permuted{i, {}, {}};
+    gathered.shape_of(group, i, &permuted.shape, &permuted.strides);
+    segment.permuted.push_back(std::move(permuted));
+  }
+}
+
+// Reads everything gathered: the CPU's tensors now; those of a CUDA device are queued there.
+std::unique_ptr<PythonScan> read_all(Gathered& gathered, const CudaRequest& request) {
+  auto scan = std::make_unique<PythonScan>();
   for (DeviceGroup& group : gathered.groups) {
     Segment segment;
     segment.device = group.device;
     segment.counted = std::min(group.counted, group.entries.size());
-    if (group.device.device_type != dlpack::kDLCPU) throw Unserved("this device");
-    read_on_cpu(group, gathered, segment.result);
-    locate_bad_elements(gathered, group, segment.result);
+    if (group.device.device_type == dlpack::kDLCPU) {
+      read_on_cpu(group, gathered, segment.result);
+      locate_bad_elements(gathered, group, segment.result);
+    } else {
+      scan->outputs.emplace_back(scan->segments.size(), launch_on_cuda(group, gathered, request));
+      remember_permuted(gathered, group, segment);
+    }
     segment.positions = std::move(group.positions);
     scan->segments.push_back(std::move(segment));
   }
   scan->duplicates = std::move(gathered.duplicates);
   scan->resolved = std::move(gathered.resolved);
   scan->numel = gathered.numel;
-  scan->signature = gathered.signature >> 1;  // fits a small Python integer's range
+  scan->signature = gathered.signature >> 1;  // fits a Python integer's fast range
   scan->finish();
   return scan;
 }
 
-std::unique_ptr<Scan> scan_tensors(py::handle tensors, py::handle extra, py::object resolve) {
+std::unique_ptr<PythonScan> scan_tensors(py::handle tensors, py::handle extra, py::object resolve, py::object hooks) {
   Gathered gathered(std::move(resolve));
   gathered.add_tensors(tensors);
   gathered.end_of_counted();
-  if (extra) gathered.add_tensors(extra);
-  return read_all(gathered);
+  gathered.add_tensors(extra);
+  return read_all(gathered, {std::move(hooks), std::numeric_limits<double>::infinity(), py::none(), py::none()});
 }
 
-std::unique_ptr<Scan> scan_gradients(py::handle param_groups, py::handle extra, py::object resolve) {
+std::unique_ptr<PythonScan> scan_gradients(py::handle param_groups, py::handle extra, py::object resolve,
+                                           py::object hooks, double clip_norm, py::object grad_scale,
+                                           py::object found_inf) {
   Gathered gathered(std::move(resolve));
   gathered.add_gradients_of(param_groups);
   gathered.end_of_counted();
-  const uint64_t parameters = gathered.signature;  // names go by these alone: a loss is a new tensor at every step
-  if (extra) gathered.add_tensors(extra);
-  gathered.signature = parameters;
-  return read_all(gathered);
+  gathered.add_tensors(extra);
+  return read_all(gathered, {std::move(hooks), clip_norm, std::move(grad_scale), std::move(found_inf)});
+}
+
+// True: the gradients are cleared on their CUDA device where the flag says so. False: the framework has to do it.
+bool clear_gradients_if(py::handle param_groups, py::handle flag, py::object resolve) {
+  Gathered gathered(std::move(resolve));
+  gathered.add_gradients_of(param_groups);
+  return clear_on_cuda(gathered, flag);
 }
 
 // In place on plain CPU gradients. False, with nothing changed: some gradient needs the framework's own operators.
@@ -143,29 +177,36 @@ py::list rows_of(const Scan& scan, bool only_bad) {
 PYBIND11_MODULE(_C, m) {
   using namespace nanscan;
   m.doc() = "The native engine of nanscan.";
-  py::class_<Scan>(m, "Scan")
-      .def_property_readonly("finite", [](const Scan& s) { return s.nan_count == 0 && s.inf_count == 0; })
-      .def_readonly("norm", &Scan::norm)
-      .def_readonly("finite_norm", &Scan::finite_norm)
-      .def_readonly("inf_norm", &Scan::inf_norm)
-      .def_readonly("nan_count", &Scan::nan_count)
-      .def_readonly("inf_count", &Scan::inf_count)
-      .def_readonly("numel", &Scan::numel)
-      .def_readonly("signature", &Scan::signature)
-      .def_readonly("resolved", &Scan::resolved)
-      .def_property_readonly("count", &Scan::count)
-      .def_property_readonly("nbytes", &Scan::nbytes)
-      .def("rows", [](const Scan& s) { return rows_of(s, false); })
-      .def("bad_rows", [](const Scan& s) { return rows_of(s, true); });
+  py::class_<PythonScan>(m, "Scan")
+      .def_property_readonly("finite", [](const PythonScan& s) { return s.nan_count == 0 && s.inf_count == 0; })
+      .def_readonly("norm", &PythonScan::norm)
+      .def_readonly("finite_norm", &PythonScan::finite_norm)
+      .def_readonly("inf_norm", &PythonScan::inf_norm)
+      .def_readonly("nan_count", &PythonScan::nan_count)
+      .def_readonly("inf_count", &PythonScan::inf_count)
+      .def_readonly("numel", &PythonScan::numel)
+      .def_readonly("signature", &PythonScan::signature)
+      .def_readonly("resolved", &PythonScan::resolved)
+      .def_property_readonly("count", [](const PythonScan& s) { return s.count(); })
+      .def_property_readonly("device_count", [](const PythonScan& s) { return s.segments.size(); })
+      .def_property_readonly("nbytes", [](const PythonScan& s) { return s.nbytes(); })
+      .def_property_readonly("outputs",
+                             [](const PythonScan& s) {
+                               py::list out;
+                               for (const auto& [segment, output] : s.outputs) out.append(output);
+                               return out;
+                             })
+      .def("fill", &PythonScan::fill)
+      .def("rows", [](const PythonScan& s) { return rows_of(s, false); })
+      .def("bad_rows", [](const PythonScan& s) { return rows_of(s, true); });
   py::register_exception<Unserved>(m, "Unserved");
   m.def("set_row_type", [](py::object type) { row_type = std::move(type); });
   m.def("register_tensor_type", &register_tensor_type, py::arg("type"), py::arg("strided"));
-  m.def("scan", [](py::handle tensors, py::handle extra, py::object resolve) {
-    return scan_tensors(tensors, extra, std::move(resolve));
-  });
-  m.def("scan_gradients", [](py::handle groups, py::handle extra, py::object resolve) {
-    return scan_gradients(groups, extra, std::move(resolve));
-  });
+  m.def("scan", &scan_tensors);
+  m.def("scan_gradients", &scan_gradients);
+  m.def("clear_gradients_if", &clear_gradients_if);
+  m.def("load_cuda", &load_cuda);
+  m.def("cuda_build", &cuda_build);
   m.def("scale_gradients", &scale_gradients);
   m.def("gather_only", &gather_only);
   m.def("max_threads", &max_threads);

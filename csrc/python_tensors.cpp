@@ -308,6 +308,14 @@ int64_t Gathered::first_bad_logical(const DeviceGroup& group, size_t entry) cons
   return find_first(view.ndim, view.shape, view.strides, data_of(view), element_bytes(dtype), is_bad, &dtype);
 }
 
+void Gathered::shape_of(const DeviceGroup& group, size_t entry, std::vector<int64_t>* shape,
+                        std::vector<int64_t>* strides) const {
+  dlpack::Tensor view;
+  if (!read_view(group.owners[entry], &view)) return;
+  shape->assign(view.shape, view.shape + view.ndim);
+  strides->assign(view.strides, view.strides + view.ndim);
+}
+
 void* current_stream(const dlpack::Device& device) {
   void* stream = nullptr;
   for (const TensorType& t : tensor_types) {

@@ -50,6 +50,10 @@ class Gathered {
   // Flat logical index of the first NaN/Inf of an entry, read again in logical order.
   int64_t first_bad_logical(const DeviceGroup& group, size_t entry) const;
 
+  // Shape and strides of an entry's tensor.
+  void shape_of(const DeviceGroup& group, size_t entry, std::vector<int64_t>* shape,
+                std::vector<int64_t>* strides) const;
+
   std::vector<DeviceGroup> groups;  // in the order in which devices were met
   std::vector<Layout> layouts;
   std::vector<std::pair<int32_t, int32_t>> duplicates;  // position, position of the first occurrence

@@ -7,6 +7,18 @@
 
 namespace nanscan {
 
+int64_t Segment::logical_index(size_t row, int64_t memory_index) const {
+  auto here = std::find_if(permuted.begin(), permuted.end(), [&](const Permuted& p) { return p.row == row; });
+  if (here == permuted.end()) return memory_index;
+  int64_t logical = 0, step = 1;
+  for (size_t d = here->shape.size(); d-- > 0;) {
+    if (here->shape[d] == 1) continue;
+    logical += memory_index / here->strides[d] % here->shape[d] * step;  // no gaps: each stride is a product of sizes
+    step *= here->shape[d];
+  }
+  return logical;
+}
+
 void Scan::finish() {
   ScaledSum sum;
   int64_t counted_nan = 0, counted_inf = 0;

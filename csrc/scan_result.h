@@ -10,12 +10,21 @@
 
 namespace nanscan {
 
+// Shape and strides (elements) of a dense tensor whose memory order is not its logical order.
+struct Permuted {
+  size_t row;
+  std::vector<int64_t> shape, strides;
+};
+
 // The rows of one device.
 struct Segment {
   dlpack::Device device;
   size_t counted = 0;
   std::vector<int32_t> positions;  // of each row
   CpuScan result;
+  std::vector<Permuted> permuted;  // rows on a CUDA device that were read as flat memory, out of logical order
+
+  int64_t logical_index(size_t row, int64_t memory_index) const;
 };
 
 struct Scan {

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from nanscan.engine import apply, eager
-from nanscan.engine.result import EngineScan, Row
+from nanscan.engine.native_cuda import CudaHooks, NativeDeferredScan
+from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.engine.tensors import resolve_at
 
 
@@ -26,6 +27,7 @@ class NativeEngine:
 
     def __init__(self, module: ModuleType) -> None:
         self._c: Any = module
+        self._cuda = CudaHooks(module)
         module.set_row_type(Row)
         for kind in (Tensor, torch.nn.Parameter):
             module.register_tensor_type(kind, torch.strided)
@@ -33,18 +35,19 @@ class NativeEngine:
     def scan(self, tensors: Sequence[Tensor | None], extra: Sequence[Tensor] = ()) -> EngineScan:
         """See `nanscan.engine.scan`."""
         try:
-            answer: EngineScan = self._c.scan(tensors, extra, resolve_at)
+            return self._cuda.wait(self._c.scan(tensors, extra, resolve_at, self._cuda))
         except self._c.Unserved:
             return eager.scan(tensors, extra)
-        return answer
 
     def scan_grads(self, param_groups: Sequence[dict[str, Any]], extra: Sequence[Tensor] = ()) -> EngineScan:
         """See `nanscan.engine.scan_grads`."""
         try:
-            answer: EngineScan = self._c.scan_gradients(param_groups, extra, resolve_at)
+            answer: EngineScan = self._c.scan_gradients(
+                param_groups, extra, resolve_at, self._cuda, math.inf, None, None
+            )
         except self._c.Unserved:
             return eager.scan_grads(param_groups, extra)
-        return answer
+        return self._cuda.wait(answer)
 
     def scale_grads_(
         self, param_groups: Sequence[dict[str, Any]], factor: float, clip_value: float | None = None
@@ -59,5 +62,30 @@ class NativeEngine:
             apply.scale_grads_(param_groups, factor, clip_value)
 
     zero_nonfinite_grads_ = staticmethod(apply.zero_nonfinite_grads_)
-    clear_grads_if = staticmethod(apply.clear_grads_if)
-    launch_grads = staticmethod(eager.launch_grads)
+
+    def clear_grads_if(self, param_groups: Sequence[dict[str, Any]], flag: Tensor) -> None:
+        """See `nanscan.engine.clear_grads_if`."""
+        if not self._c.clear_gradients_if(param_groups, flag.detach(), resolve_at):
+            apply.clear_grads_if(param_groups, flag)
+
+    def launch_grads(
+        self,
+        param_groups: Sequence[dict[str, Any]],
+        *,
+        clip_norm: float | None,
+        extra: Sequence[Tensor] = (),
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+    ) -> DeferredScan:
+        """See `nanscan.engine.launch_grads`."""
+        limit = math.inf if clip_norm is None else clip_norm
+        flags = [None if t is None else t.detach().float() for t in (grad_scale, found_inf)]
+        try:
+            answer = self._c.scan_gradients(param_groups, extra, resolve_at, self._cuda, limit, *flags)
+        except self._c.Unserved:
+            answer = None
+        if answer is None or len(answer.outputs) != 1 or answer.device_count != 1:
+            return eager.launch_grads(
+                param_groups, clip_norm=clip_norm, extra=extra, grad_scale=grad_scale, found_inf=found_inf
+            )
+        return NativeDeferredScan(answer)

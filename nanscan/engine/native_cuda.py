@@ -1,0 +1,92 @@
+"""What the compiled engine asks of PyTorch for a CUDA scan: memory from its allocator, and the way back to the host."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanscan.engine.build import load_cuda_library
+
+_FOUND_INF, _GRAD_SCALE = 56, 60  # byte offsets of the two float32 flags in an output (csrc/scan_cuda.h)
+
+
+class CudaHooks:
+    """Allocations for ``nanscan._C``. A workspace is kept for each (device, stream) and zeroed once, when made."""
+
+    def __init__(self, module: ModuleType) -> None:
+        self._c: Any = module
+        self._loaded: bool | None = None
+        self._workspaces: dict[tuple[int, int], Tensor] = {}
+
+    def ensure_loaded(self) -> bool:
+        """Load the CUDA library, once; False where it can't be had. Called by the engine before the first launch."""
+        if self._loaded is None:
+            path = load_cuda_library()
+            if path is not None:
+                self._c.load_cuda(str(path))
+            self._loaded = path is not None
+        return self._loaded
+
+    def allocate(self, device: int, size: int) -> Tensor:
+        """Uninitialised memory for one scan's output, uint8 of ``(size,)``."""
+        return torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
+
+    def workspace(self, device: int, stream: int, size: int) -> Tensor:
+        """Zeroed scratch memory of at least ``size`` bytes; under graph capture one that belongs to the graph."""
+        if torch.cuda.is_current_stream_capturing():
+            return torch.zeros(size, dtype=torch.uint8, device=f"cuda:{device}")
+        kept = self._workspaces.get((device, stream))
+        if kept is None or kept.numel() < size:
+            kept = torch.zeros(max(size, 1 << 16), dtype=torch.uint8, device=f"cuda:{device}")
+            self._workspaces[device, stream] = kept
+        return kept
+
+    def dense(self, tensor: Tensor) -> Tensor:
+        """A row-major copy of a tensor with gaps or overlaps."""
+        return tensor.detach().contiguous()
+
+    def wait(self, answer: Any) -> Any:
+        """The answer with the rows of CUDA devices filled in; waits for those devices."""
+        if answer.outputs:
+            answer.fill([output.cpu() for output in answer.outputs])
+        return answer
+
+
+class NativeDeferredScan:
+    """A scan queued on one CUDA device; see `nanscan.engine.launch_grads`."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+        self._output: Tensor = answer.outputs[0]
+        self.found_inf = self._flag(_FOUND_INF)
+        self.grad_scale = self._flag(_GRAD_SCALE)
+        self._host: Tensor | None = None
+        self._event: Any = None
+        self._filled = False
+        if not torch.cuda.is_current_stream_capturing():  # a captured copy would write there at each replay
+            self._host = torch.empty(self._output.shape, dtype=torch.uint8, pin_memory=True)
+            self._host.copy_(self._output, non_blocking=True)
+            self._event = torch.Event("cuda")
+            self._event.record(torch.cuda.current_stream(self._output.device))
+
+    def _flag(self, offset: int) -> Tensor:
+        return self._output[offset : offset + 4].view(torch.float32).reshape(())
+
+    def ready(self) -> bool:
+        """True once `result` would not wait."""
+        return self._filled or (self._event is not None and bool(self._event.query()))
+
+    def result(self) -> Any:
+        """The rows and totals; waits for the device. After a graph replay: those of the newest replay."""
+        if self._filled:
+            return self._answer
+        if self._host is None:
+            self._answer.fill([self._output.cpu()])
+            return self._answer
+        self._event.synchronize()
+        self._answer.fill([self._host])
+        self._filled = True
+        return self._answer
