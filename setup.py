@@ -62,7 +62,7 @@ class BuildExt(build_ext):
             raise CompileError(f"NANSCAN_CUDA=1, but there is no CUDA toolkit. {' '.join(cuda.tried)}")
         output = Path(self.get_ext_fullpath(ext.name))
         self.mkpath(str(output.parent))
-        toolchain.run_nvcc(toolchain.nvcc_command(cuda.toolkit, spec, output))
+        toolchain.run_nvcc(toolchain.nvcc_command(cuda.toolkit, spec, output, config.cuda_archs))
 
 
 class BuildPy(build_py):

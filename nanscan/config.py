@@ -6,6 +6,8 @@ Variable                  Meaning
 ``NANSCAN_ENGINE``        ``auto`` (default), ``native``, ``eager`` or ``reference``. Anything but ``auto`` is a
                           request that raises where it can't be met.
 ``NANSCAN_CUDA``          ``auto`` (default), ``1`` (the CUDA part must build), ``0`` (never build or load it).
+``NANSCAN_CUDA_ARCHS``    Which GPUs to compile for: ``all`` (default while installing), or compute capabilities such as
+                          ``80,90``. On first use the default is the GPUs that PyTorch sees.
 ``NANSCAN_CACHE_DIR``     Where engines built on first use are kept (default ``~/.cache/nanscan``).
 ``NANSCAN_BUILD_TIMEOUT`` Seconds to wait for another process that is building (default 300).
 ``NANSCAN_VERBOSE``       ``1``: show the compiler's commands and output while building (default ``0``).
@@ -17,6 +19,7 @@ Only the standard library is imported here: ``setup.py`` loads this file by its 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +41,7 @@ class Config:
 
     engine: str = "auto"
     cuda: str = "auto"
+    cuda_archs: tuple[str, ...] = ()  # compute capabilities without the dot; empty: not chosen
     cache_dir: Path = Path("~/.cache/nanscan")
     build_timeout: float = 300.0  # seconds
     verbose: bool = False
@@ -63,6 +67,7 @@ def load_config(environ: Mapping[str, str] | None = None) -> Config:
     return Config(
         engine=_choice(env, "NANSCAN_ENGINE", ENGINES),
         cuda=_choice(env, "NANSCAN_CUDA", CUDA_CHOICES),
+        cuda_archs=_archs(env, "NANSCAN_CUDA_ARCHS"),
         cache_dir=_cache_dir(env),
         build_timeout=_seconds(env, "NANSCAN_BUILD_TIMEOUT", 300.0),
         verbose=_switch(env, "NANSCAN_VERBOSE"),
@@ -74,6 +79,14 @@ def _choice(env: Mapping[str, str], name: str, valid: tuple[str, ...]) -> str:
     if value not in valid:
         raise ValueError(f"{name}={env[name]!r} is not known: use one of {', '.join(valid)}, or unset it.")
     return value
+
+
+def _archs(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    text = env.get(name, "").strip().lower() or "all"
+    archs = () if text == "all" else tuple(part.strip().replace(".", "") for part in text.split(","))
+    if not all(re.fullmatch(r"\d{2,3}[af]?", arch) for arch in archs):
+        raise ValueError(f"{name}={text!r} is not known: use all, or compute capabilities such as 80,90, or unset it.")
+    return archs
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

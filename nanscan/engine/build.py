@@ -236,7 +236,7 @@ def _attempt_cuda(config: Config, may_compile: bool) -> Outcome[Path]:
         target, build = _plan_cuda(spec)
         if not target.exists() and not may_compile:
             return Outcome(None, "not built", f"{no_prebuilt} It is built on the first scan of a CUDA tensor.")
-        build_once(target, "the CUDA engine (about a minute)", build, config.build_timeout)
+        build_once(target, "the CUDA engine (10 s to a minute)", build, config.build_timeout)
         return Outcome(target, "jit", f"built on first use: {target}. {no_prebuilt}")
     except BuildFailed as error:
         return Outcome(None, "failed", f"Prebuilt: {no_prebuilt}\nBuilding on first use: {error.cause}", error.remedy)
@@ -259,14 +259,15 @@ def _plan_cuda(spec: Spec) -> tuple[Path, Callable[[Path], Path]]:
     if search.toolkit is None:
         raise BuildFailed(f"No CUDA toolkit: {' '.join(search.tried)}", GET_TOOLKIT)
     toolkit = search.toolkit
-    command = toolchain.nvcc_command(toolkit, spec, Path(spec.cuda.library))
+    archs = load_config().cuda_archs or _visible_archs(toolkit)
+    command = toolchain.nvcc_command(toolkit, spec, Path(spec.cuda.library), archs)
     key = _key(spec, toolkit.version, *command, platform.machine(), *platform.libc_ver())
     target = load_config().cache_dir / f"cuda-{key}" / spec.cuda.library
 
     def build(work: Path) -> Path:
         product = work / spec.cuda.library
         try:
-            output = toolchain.run_nvcc(toolchain.nvcc_command(toolkit, spec, product))
+            output = toolchain.run_nvcc(toolchain.nvcc_command(toolkit, spec, product, archs))
         except RuntimeError as error:
             raise _compile_failed(target.parent, str(toolkit.nvcc), str(error)) from error
         if load_config().verbose:
@@ -274,6 +275,15 @@ def _plan_cuda(spec: Spec) -> tuple[Path, Callable[[Path], Path]]:
         return product
 
     return target, build
+
+
+def _visible_archs(toolkit: toolchain.CudaToolkit) -> tuple[str, ...]:
+    """The compute capabilities of the GPUs here; none (which means all) if a GPU is not seen, or newer than nvcc."""
+    import torch
+
+    devices = range(torch.cuda.device_count())
+    archs = {"".join(map(str, torch.cuda.get_device_capability(device))) for device in devices}
+    return tuple(sorted(archs)) if archs <= toolchain.known_archs(toolkit) else ()
 
 
 def _compile_failed(folder: Path, compiler: str, output: str) -> BuildFailed:

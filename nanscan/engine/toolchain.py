@@ -27,6 +27,7 @@ __all__ = [
     "find_cuda",
     "find_cxx",
     "find_ninja",
+    "known_archs",
     "nvcc_command",
     "run_nvcc",
     "search_cuda",
@@ -118,12 +119,28 @@ def search_cuda(environ: Mapping[str, str] | None = None, site_dirs: Sequence[Pa
     return CudaSearch(None, tuple(tried))
 
 
-def nvcc_command(toolkit: CudaToolkit, spec: Spec, output: Path, environ: Mapping[str, str] | None = None) -> list[str]:
-    """The command that makes the shared library ``output`` of the CUDA sources, with the CUDA runtime inside."""
+def nvcc_command(
+    toolkit: CudaToolkit,
+    spec: Spec,
+    output: Path,
+    archs: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+) -> list[str]:
+    """The command that makes the shared library ``output`` of the CUDA sources, with the CUDA runtime inside.
+
+    Args:
+        toolkit: whose nvcc runs.
+        spec: names the sources and the flags.
+        output: the library's path.
+        archs: compute capabilities such as ``90``; default: every one the toolkit knows. The newest one's PTX is
+            added, for GPUs that are newer still.
+        environ: the environment's variables, of which ``CXX`` is read; default: those of this process.
+    """
     cxx = (os.environ if environ is None else environ).get("CXX", "")
     return [
         str(toolkit.nvcc),
         *spec.cuda.flags,
+        *_arch_flags(archs),
         *(["-ccbin", cxx] if cxx and " " not in cxx else []),  # nvcc takes no launcher such as "ccache g++"
         *(f"-I{folder}" for folder in (spec.csrc, *toolkit.include_dirs)),
         *("-shared", "-cudart", "static", "-Xcompiler", "-fPIC"),
@@ -131,6 +148,12 @@ def nvcc_command(toolkit: CudaToolkit, spec: Spec, output: Path, environ: Mappin
         *(str(spec.csrc / source) for source in spec.cuda.sources),
         *("-o", str(output)),
     ]
+
+
+def known_archs(toolkit: CudaToolkit) -> frozenset[str]:
+    """The compute capabilities that the toolkit compiles for, such as ``90``."""
+    listed = _output([str(toolkit.nvcc), "--list-gpu-code"]) or ""
+    return frozenset(re.findall(r"^sm_(\d+)$", listed, re.MULTILINE))
 
 
 def run_nvcc(command: Sequence[str]) -> str:
@@ -150,6 +173,14 @@ def run_nvcc(command: Sequence[str]) -> str:
     if done.returncode != 0:
         raise RuntimeError(f"nvcc failed with exit status {done.returncode}: {shlex.join(command)}\n{output}")
     return output
+
+
+def _arch_flags(archs: Sequence[str]) -> list[str]:
+    if not archs:
+        return ["-arch=all"]
+    codes = [f"arch=compute_{arch},code=sm_{arch}" for arch in archs]
+    newest = max(archs, key=lambda arch: int(arch.rstrip("af")))
+    return [f"-gencode={code}" for code in [*codes, f"arch=compute_{newest},code=compute_{newest}"]]
 
 
 def _nvcc_candidates(env: Mapping[str, str], sites: Sequence[Path], tried: list[str]) -> Iterator[tuple[str, Path]]:
