@@ -48,6 +48,19 @@ NANSCAN_INLINE double fold(double* lanes) {
   return lanes[0];
 }
 
+// Folds N vectors into the first, halves onto each other: the same tree as fold() over all their lanes.
+template <int N, typename V>
+NANSCAN_INLINE void fold_vectors(V* v) {
+  for (int width = N / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) v[i] += v[i + width];
+  }
+}
+
+template <int N, typename V>
+NANSCAN_INLINE void largest_vector(V* v) {
+  for (int i = 1; i < N; ++i) v[0] = v[i] > v[0] ? v[i] : v[0];
+}
+
 template <typename T, int N>
 NANSCAN_INLINE T largest(const T* lanes) {
   T top = 0;
@@ -89,14 +102,16 @@ NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count) {
       tops[k] = magnitude > tops[k] ? magnitude : tops[k];
     }
   });
-  double lanes[kLanes];
-  int32_t tops_of[kLanes];
+  fold_vectors<kSums>(sums);
+  largest_vector<kMax>(tops);
+  double lanes[kWide];
+  int32_t tops_of[W / 4];
   std::memcpy(lanes, sums, sizeof(lanes));
   std::memcpy(tops_of, tops, sizeof(tops_of));
-  const int32_t top = largest<int32_t, kLanes>(tops_of);
+  const int32_t top = largest<int32_t, W / 4>(tops_of);
   float absmax;
   std::memcpy(&absmax, &top, 4);
-  return {fold<kLanes>(lanes), absmax, top < 0x7f800000};
+  return {fold<kWide>(lanes), absmax, top < 0x7f800000};
 }
 
 // ---- float64: 32 double lanes, products rounded
@@ -121,15 +136,17 @@ NANSCAN_INLINE FastChunk fast_float64(const double* x, int64_t count) {
       tops[k] = magnitude > tops[k] ? magnitude : tops[k];
     }
   });
-  double lanes[kLanes];
-  int64_t tops_of[kLanes];
+  fold_vectors<kSums>(sums);
+  largest_vector<kSums>(tops);
+  double lanes[kWide];
+  int64_t tops_of[kWide];
   std::memcpy(lanes, sums, sizeof(lanes));
   std::memcpy(tops_of, tops, sizeof(tops_of));
-  const int64_t top = largest<int64_t, kLanes>(tops_of);
+  const int64_t top = largest<int64_t, kWide>(tops_of);
   double absmax;
   std::memcpy(&absmax, &top, 8);
   const bool safe = absmax >= kFloat64Safe[0] && absmax <= kFloat64Safe[1];  // false for NaN too
-  return {fold<kLanes>(lanes), absmax, top == 0 || safe};
+  return {fold<kWide>(lanes), absmax, top == 0 || safe};
 }
 
 // ---- bfloat16 and float16: 64 float32 lanes, emptied into double every 16 blocks

@@ -76,11 +76,11 @@ bool find_dtype(const dlpack::DataType& t, DType* out) {
 
 bool is_host(dlpack::DeviceType t) { return t == dlpack::kDLCPU || t == dlpack::kDLCUDAHost; }
 
-bool readable(const dlpack::Tensor& view, DType* dtype) {
+bool readable(const dlpack::Tensor& view, DType* dtype, int64_t numel) {
   if (!is_host(view.device.device_type) && view.device.device_type != dlpack::kDLCUDA) return false;
   if (!find_dtype(view.dtype, dtype)) return false;
   const auto address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
-  return address >= lowest_allocation() || count_elements(view.ndim, view.shape) == 0;
+  return address >= lowest_allocation() || numel == 0;
 }
 
 // Reads a tensor through its table. False: not served (no Python error is left set).
@@ -138,11 +138,8 @@ Gathered::~Gathered() {
 }
 
 void Gathered::reserve(size_t count) {
-  if (groups.size() == 1) {
-    groups[0].entries.reserve(groups[0].entries.size() + count);
-    groups[0].positions.reserve(groups[0].positions.size() + count);
-    groups[0].owners.reserve(groups[0].owners.size() + count);
-  }
+  if (groups.empty()) expected_ = count;  // for the first device that is met
+  if (groups.size() == 1) groups[0].reserve(groups[0].entries.size() + count);
   while ((used_ + count) * 5 > table_.size() * 4) grow_table();
 }
 
@@ -183,6 +180,7 @@ DeviceGroup& Gathered::group_for(const dlpack::Device& device) {
     if (is_key(groups[current_])) return groups[current_];
   }
   groups.push_back({key, {}, {}, {}, extra_ ? 0 : SIZE_MAX});
+  if (groups.size() == 1) groups[0].reserve(expected_);
   return groups.back();
 }
 
@@ -191,9 +189,9 @@ void Gathered::end_of_counted() {
   for (DeviceGroup& group : groups) group.counted = group.entries.size();
 }
 
-void Gathered::add_entry(const dlpack::Tensor& view, DType dtype, PyObject* owned_tensor) {
+void Gathered::add_entry(const dlpack::Tensor& view, DType dtype, int64_t count, PyObject* owned_tensor) {
   DeviceGroup& group = group_for(view.device);
-  Entry entry{data_of(view), count_elements(view.ndim, view.shape), 0, static_cast<uint32_t>(dtype), Entry::kRowMajor};
+  Entry entry{data_of(view), count, 0, static_cast<uint32_t>(dtype), Entry::kRowMajor};
   if (!extra_) numel += entry.numel;
   if (!is_row_major(view.ndim, view.shape, view.strides)) {
     layouts.push_back(make_layout(view.ndim, view.shape, view.strides));
@@ -206,10 +204,10 @@ void Gathered::add_entry(const dlpack::Tensor& view, DType dtype, PyObject* owne
   group.owners.push_back(owned_tensor);
 }
 
-void Gathered::add_view(const dlpack::Tensor& view, DType dtype, PyObject* owned_tensor) {
-  if (count_elements(view.ndim, view.shape) == 0) {  // an empty tensor has no memory to be known by
+void Gathered::add_view(const dlpack::Tensor& view, DType dtype, int64_t count, PyObject* owned_tensor) {
+  if (count == 0) {  // an empty tensor has no memory to be known by
     auto [seen, fresh] = odd_.try_emplace(owned_tensor, position_);
-    if (fresh) return add_entry(view, dtype, owned_tensor);
+    if (fresh) return add_entry(view, dtype, count, owned_tensor);
     duplicates.emplace_back(position_, seen->second);
     Py_DECREF(owned_tensor);
     return;
@@ -221,7 +219,7 @@ void Gathered::add_view(const dlpack::Tensor& view, DType dtype, PyObject* owned
     Py_DECREF(owned_tensor);
     return;
   }
-  add_entry(view, dtype, owned_tensor);
+  add_entry(view, dtype, count, owned_tensor);
   *slot = static_cast<uint32_t>(current_) << kEntryBits | static_cast<uint32_t>(groups[current_].entries.size() - 1);
   ++used_;
 }
@@ -237,24 +235,23 @@ void Gathered::add_resolved(PyObject* tensor) {
   py::object plain = resolve_(position_, py::handle(tensor));
   dlpack::Tensor view;
   DType dtype;
-  if (!read_view(plain.ptr(), &view) || !readable(view, &dtype)) {
-    throw Unserved("this dtype or device");
-  }
-  if (plain.ptr() == tensor) return add_view(view, dtype, plain.release().ptr());
-  add_entry(view, dtype, plain.release().ptr());
+  if (!read_view(plain.ptr(), &view)) throw Unserved("this layout or device");
+  const int64_t count = count_elements(view.ndim, view.shape);
+  if (!readable(view, &dtype, count)) throw Unserved("this dtype or device");
+  if (plain.ptr() == tensor) return add_view(view, dtype, count, plain.release().ptr());
+  add_entry(view, dtype, count, plain.release().ptr());
 }
 
 // Takes over the reference to `tensor`.
 void Gathered::add(PyObject* tensor) {
-  py::object owner = py::reinterpret_steal<py::object>(tensor);
   dlpack::Tensor view;
   DType dtype;
-  if (read_view(tensor, &view) && readable(view, &dtype)) {
-    add_view(view, dtype, owner.release().ptr());
-  } else {
-    add_resolved(tensor);
-    odd_owners_.push_back(std::move(owner));
+  if (read_view(tensor, &view)) {
+    const int64_t count = count_elements(view.ndim, view.shape);
+    if (readable(view, &dtype, count)) return add_view(view, dtype, count, tensor);
   }
+  odd_owners_.push_back(py::reinterpret_steal<py::object>(tensor));
+  add_resolved(tensor);
 }
 
 void Gathered::add_tensors(py::handle tensors) {

@@ -31,6 +31,12 @@ struct DeviceGroup {
   std::vector<int32_t> positions;  // of each entry
   std::vector<PyObject*> owners;   // of each entry: the tensor whose memory is read, kept alive (strong reference)
   size_t counted = SIZE_MAX;       // entries before the extra ones
+
+  void reserve(size_t count) {
+    entries.reserve(count);
+    positions.reserve(count);
+    owners.reserve(count);
+  }
 };
 
 // Everything one scan reads. It keeps the tensors alive and must not outlive the call that made it.
@@ -66,8 +72,8 @@ class Gathered {
   void reserve(size_t count);
   void add(PyObject* owned_tensor);
   void add_resolved(PyObject* tensor);
-  void add_view(const dlpack::Tensor& view, DType dtype, PyObject* owned_tensor);
-  void add_entry(const dlpack::Tensor& view, DType dtype, PyObject* owned_tensor);
+  void add_view(const dlpack::Tensor& view, DType dtype, int64_t count, PyObject* owned_tensor);
+  void add_entry(const dlpack::Tensor& view, DType dtype, int64_t count, PyObject* owned_tensor);
   DeviceGroup& group_for(const dlpack::Device& device);
   uint32_t* find_slot(const dlpack::Tensor& view);
   void grow_table();
@@ -77,6 +83,7 @@ class Gathered {
   size_t used_ = 0;
   std::unordered_map<PyObject*, int32_t> odd_;  // objects without memory of their own to be known by -> first position
   std::vector<pybind11::object> odd_owners_;    // keeps their addresses taken
+  size_t expected_ = 0;                         // tensors announced before a device was met
   size_t current_ = 0;                          // the group used last
   int32_t position_ = 0;
   bool extra_ = false;

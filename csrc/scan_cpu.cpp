@@ -25,11 +25,22 @@ struct ExactRecord {
   ExactChunk result;
 };
 
-int64_t chunk_elements(const Entry& e) { return kChunkBytes / element_bytes(e.type()); }
+// Elements in a whole chunk, as a power of two: this is asked for every tensor, and a division costs as much as a tensor.
+constexpr int chunk_shift(DType t) {
+  int shift = 0;
+  while ((kChunkBytes / element_bytes(t)) >> (shift + 1) != 0) ++shift;
+  return shift;
+}
+constexpr int kChunkShift[] = {
+#define NANSCAN_SHIFT(name, ...) chunk_shift(DType::name),
+    NANSCAN_FOR_EACH_DTYPE(NANSCAN_SHIFT)
+#undef NANSCAN_SHIFT
+};
+
+int64_t chunk_elements(const Entry& e) { return int64_t{1} << kChunkShift[e.dtype]; }
 
 uint32_t chunk_count(const Entry& e) {
-  const int64_t per_chunk = chunk_elements(e);
-  return static_cast<uint32_t>((e.numel + per_chunk - 1) / per_chunk);
+  return static_cast<uint32_t>((e.numel + chunk_elements(e) - 1) >> kChunkShift[e.dtype]);
 }
 
 using Layouts = std::vector<Layout>;
