@@ -1,0 +1,137 @@
+// Lets the kernels run on the host: each thread of a block is a std::thread, warps exchange through memory, and two or
+// more blocks run at the same time. ThreadSanitizer then sees a missing barrier or fence as the race that it is.
+//
+// Include it before the .cuh. What it models: __syncthreads and the lock step of a shuffle are barriers; atomics are
+// relaxed, and only __threadfence orders memory between blocks, as on the device.
+#pragma once
+
+#include <math.h>
+
+#include <atomic>
+#include <barrier>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+using std::fabs;
+using std::fma;
+using std::fmax;
+using std::isfinite;
+using std::isnan;
+
+struct alignas(16) uint4 {
+  uint32_t x, y, z, w;
+};
+
+struct HostIndex {
+  uint32_t x;
+};
+
+namespace host_cuda {
+
+struct Warp {
+  std::barrier<> barrier{32};
+  uint64_t slot[2][32];
+};
+
+struct Block {
+  explicit Block(uint32_t threads) : barrier(threads), shared(1 << 16, 0xa5) {
+    for (uint32_t w = 0; w < threads / 32; ++w) warps.push_back(std::make_unique<Warp>());
+  }
+  std::barrier<> barrier;
+  std::vector<std::unique_ptr<Warp>> warps;
+  std::vector<unsigned char> shared;  // not zero: shared memory is not
+};
+
+inline thread_local Block* block = nullptr;
+inline thread_local int shuffle_parity = 0;
+inline std::atomic<uint32_t> fence_line{0};
+inline const char* without_barrier_in = "";  // names of functions of the kernel, for the tests that must fail
+inline const char* without_fence_in = "";
+
+inline void sync_block(const char* function) {
+  if (std::strcmp(function, without_barrier_in) != 0) block->barrier.arrive_and_wait();
+}
+
+// Later fences see what was written before earlier ones.
+inline void fence(const char* function) {
+  if (std::strcmp(function, without_fence_in) != 0) fence_line.fetch_add(1, std::memory_order_acq_rel);
+}
+
+template <class T>
+T* shared_memory() {
+  static_assert(sizeof(T) <= (1 << 16) && alignof(T) <= 16);
+  return reinterpret_cast<T*>(block->shared.data());
+}
+
+}  // namespace host_cuda
+
+inline thread_local HostIndex threadIdx{0}, blockIdx{0}, gridDim{0};
+
+#define __device__
+#define __global__
+#define __launch_bounds__(...)
+#define __syncthreads() host_cuda::sync_block(__func__)
+#define __threadfence() host_cuda::fence(__func__)
+#define NANSCAN_SHARED(type, name) auto& name = *host_cuda::shared_memory<type>()
+
+template <class T>
+T __shfl_xor_sync(uint32_t lanes, T value, int mask) {
+  static_assert(sizeof(T) <= 8);
+  if (lanes != 0xffffffffu) std::abort();
+  const uint32_t lane = threadIdx.x % 32;
+  host_cuda::Warp& warp = *host_cuda::block->warps[threadIdx.x / 32];
+  const int parity = host_cuda::shuffle_parity;
+  host_cuda::shuffle_parity ^= 1;
+  std::memcpy(&warp.slot[parity][lane], &value, sizeof value);
+  warp.barrier.arrive_and_wait();
+  std::memcpy(&value, &warp.slot[parity][lane ^ static_cast<uint32_t>(mask)], sizeof value);
+  return value;
+}
+
+inline uint32_t atomicInc(uint32_t* address, uint32_t limit) {
+  std::atomic_ref<uint32_t> cell(*address);
+  uint32_t old = cell.load(std::memory_order_relaxed);
+  while (!cell.compare_exchange_weak(old, old >= limit ? 0 : old + 1, std::memory_order_relaxed)) {
+  }
+  return old;
+}
+
+inline uint32_t atomicAdd(uint32_t* address, uint32_t more) {
+  return std::atomic_ref<uint32_t>(*address).fetch_add(more, std::memory_order_relaxed);
+}
+
+inline uint4 __ldcg(const uint4* address) { return *address; }
+
+namespace host_cuda {
+
+// Runs `kernel` on `blocks` blocks of `threads` threads, `at_once` blocks at a time.
+inline void launch(uint32_t blocks, uint32_t threads, uint32_t at_once, const std::function<void()>& kernel) {
+  std::atomic<uint32_t> next{0};
+  const auto run_blocks = [&] {
+    for (uint32_t b = next.fetch_add(1); b < blocks; b = next.fetch_add(1)) {
+      Block here(threads);
+      std::vector<std::thread> lanes;
+      for (uint32_t t = 0; t < threads; ++t) {
+        lanes.emplace_back([&, t] {
+          block = &here;
+          threadIdx.x = t;
+          blockIdx.x = b;
+          gridDim.x = blocks;
+          kernel();
+        });
+      }
+      for (std::thread& lane : lanes) lane.join();
+    }
+  };
+  std::vector<std::thread> runners;
+  for (uint32_t r = 0; r < at_once; ++r) runners.emplace_back(run_blocks);
+  for (std::thread& runner : runners) runner.join();
+}
+
+}  // namespace host_cuda
