@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from nanscan import engine
 from nanscan.engine.result import BadInput, EngineScan
-from nanscan.engine.tensors import full_index, full_shape
-from nanscan.report import Label, Report
+from nanscan.engine.tensors import full_index
+from nanscan.names import label_of
+from nanscan.report import Report
 
 __all__ = ["scan"]
 
@@ -63,7 +64,9 @@ def scan(tensors: Any, *, grads: bool = False) -> Report:
     except BadInput as bad:
         item = items[bad.position]
         raise bad.kind(f"cannot scan {_owner(item)} (position {item.position}): it {bad.reason}") from None
-    return Report.from_scan(found, [_label(item) for item in items], _sparse_places(found, items))
+    return Report.from_scan(
+        found, [label_of(item.value, (item.name,), item.kind) for item in items], _sparse_places(found, items)
+    )
 
 
 def _owner(item: _Item) -> str:
@@ -121,12 +124,6 @@ def _holds_no_floats(name: str, value: Any) -> bool:
     if name.endswith("_extra_state"):
         return True
     return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
-
-
-def _label(item: _Item) -> Label:
-    tensor = item.value
-    dtype, device = str(tensor.dtype).removeprefix("torch."), str(tensor.device)
-    return Label((item.name,), full_shape(tensor), dtype, device, item.kind)
 
 
 def _sparse_places(found: EngineScan, items: list[_Item]) -> dict[int, tuple[int, ...]]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from nanscan.engine import Engine
+from nanscan.engine.build import native_outcome
+from nanscan.engine.native import NativeEngine
+from nanscan.engine.torch_engines import EagerEngine, ReferenceEngine
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 ENGINES = ["reference", "eager", "native"]
@@ -35,18 +38,16 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(params=ENGINES, scope="session")
-def engine(request: pytest.FixtureRequest) -> ModuleType:
-    """Every engine, as the module with `scan`, `scan_grads`, `scale_grads_`, …"""
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """Every engine."""
     return load_engine(str(request.param))
 
 
-def load_engine(name: str) -> ModuleType:
-    """The engine's module; the test is skipped, saying why, where the native one cannot be had."""
-    try:
-        module = importlib.import_module(f"nanscan.engine.{name}")
-        module.scan([torch.zeros(1)])
-    except (ImportError, RuntimeError) as error:
-        if name != "native" or REQUIRE_NATIVE:
-            raise
-        pytest.skip(f"the native engine is not built: {error}")
-    return module
+def load_engine(name: str) -> Engine:
+    """An engine by name. Without a native one the test is skipped, or fails where NANSCAN_REQUIRE_NATIVE=1."""
+    if name != "native":
+        return {"eager": EagerEngine, "reference": ReferenceEngine}[name]()
+    outcome = native_outcome()
+    if outcome.value is None:
+        (pytest.fail if REQUIRE_NATIVE else pytest.skip)(f"no native engine: {outcome.why} {outcome.remedy}")
+    return NativeEngine(outcome.value)

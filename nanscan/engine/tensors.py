@@ -191,6 +191,8 @@ def _plain(tensor: Tensor) -> Tensor:
         return _plain(tensor.values())
     if hasattr(tensor, "__tensor_flatten__"):
         return _plain(_checked(_only_part(_waited(tensor))))
+    if tensor.layout is torch.strided:
+        _check_storage(tensor)  # a wrapper has none, and would be asked to give what it wraps
     with torch._C.DisableTorchFunctionSubclass():
         return tensor.as_subclass(Tensor)
 
