@@ -21,7 +21,9 @@ struct Kernels {
   FastChunk (*float16)(const uint16_t*, int64_t);
 };
 
-FastChunk float32_baseline(const float* x, int64_t n) { return fast_float32<16>(x, n); }
+FastChunk float32_baseline(const float* x, int64_t n) {
+  return fast_float32<16>(x, n, [](const float* p) { return Vector<double, 16>{p[0], p[1]}; });
+}
 FastChunk float64_baseline(const double* x, int64_t n) { return fast_float64<16>(x, n); }
 FastChunk bfloat16_baseline(const uint16_t* x, int64_t n) { return fast_bfloat16<16>(x, n); }
 FastChunk float16_baseline(const uint16_t* x, int64_t n) {
@@ -37,7 +39,11 @@ constexpr Kernels kBaseline = {"baseline", float32_baseline, float64_baseline, b
 #define NANSCAN_V3 __attribute__((target("avx2,fma,f16c")))
 #define NANSCAN_V4 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
 
-NANSCAN_V3 FastChunk float32_v3(const float* x, int64_t n) { return fast_float32<32>(x, n); }
+NANSCAN_V3 FastChunk float32_v3(const float* x, int64_t n) {
+  return fast_float32<32>(x, n, [](const float* p) NANSCAN_V3 {
+    return reinterpret_cast<Vector<double, 32>>(_mm256_cvtps_pd(_mm_loadu_ps(p)));
+  });
+}
 NANSCAN_V3 FastChunk float64_v3(const double* x, int64_t n) { return fast_float64<32>(x, n); }
 NANSCAN_V3 FastChunk bfloat16_v3(const uint16_t* x, int64_t n) { return fast_bfloat16<32>(x, n); }
 NANSCAN_V3 FastChunk float16_v3(const uint16_t* x, int64_t n) {
@@ -45,7 +51,11 @@ NANSCAN_V3 FastChunk float16_v3(const uint16_t* x, int64_t n) {
     return reinterpret_cast<Vector<float, 32>>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   });
 }
-NANSCAN_V4 FastChunk float32_v4(const float* x, int64_t n) { return fast_float32<64>(x, n); }
+NANSCAN_V4 FastChunk float32_v4(const float* x, int64_t n) {
+  return fast_float32<64>(x, n, [](const float* p) NANSCAN_V4 {  // GCC would convert in halves
+    return reinterpret_cast<Vector<double, 64>>(_mm512_cvtps_pd(_mm256_loadu_ps(p)));
+  });
+}
 NANSCAN_V4 FastChunk float64_v4(const double* x, int64_t n) { return fast_float64<64>(x, n); }
 NANSCAN_V4 FastChunk bfloat16_v4(const uint16_t* x, int64_t n) { return fast_bfloat16<64>(x, n); }
 NANSCAN_V4 FastChunk float16_v4(const uint16_t* x, int64_t n) {

@@ -84,17 +84,17 @@ NANSCAN_INLINE void for_each_block(const T* x, int64_t count, Step step) {
 // ---- float32: 32 double lanes
 // -----------------------------------------------------------------------------------------
 
-template <int W>
-NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count) {
+// `widen` turns W / 8 floats in memory into doubles.
+template <int W, typename Widen>
+NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count, Widen widen) {
   constexpr int kLanes = 32, kWide = W / 8, kSums = kLanes / kWide, kMax = kLanes * 4 / W;
   using F64 = Vector<double, W>;
-  using F32Half = Vector<float, W / 2>;
   using I32 = Vector<int32_t, W>;
   F64 sums[kSums] = {};
   I32 tops[kMax] = {};
   for_each_block<float, kLanes>(x, count, [&](const float* p) __attribute__((always_inline)) {
     for (int k = 0; k < kSums; ++k) {
-      const F64 v = __builtin_convertvector(load<F32Half>(p + k * kWide), F64);
+      const F64 v = widen(p + k * kWide);
       sums[k] += v * v;
     }
     for (int k = 0; k < kMax; ++k) {
