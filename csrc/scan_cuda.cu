@@ -99,7 +99,7 @@ struct Device {
 };
 
 cudaError_t fill_grid(Grid& grid, const void* kernel, int64_t multiprocessors) {
-  int per_multiprocessor = 0;  // the question also loads the kernel, which a stream capture might not allow later
+  int per_multiprocessor = 0;  // the question also loads the kernel
   const cudaError_t error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, kThreads, 0);
   if (error != cudaSuccess) return error;
   if (per_multiprocessor < 1) return cudaErrorLaunchOutOfResources;
@@ -122,6 +122,19 @@ cudaError_t fill_device(Device& out, int32_t device) {
   return error;
 }
 
+// Loading a kernel may allocate, which a stream that is being captured in this thread would forbid: not our concern
+// here.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~RelaxedCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // The device must be current. A failure is not remembered.
 int32_t get_device(int32_t device, const Text& text, Device& out) {
   static std::mutex mutex;
@@ -130,6 +143,7 @@ int32_t get_device(int32_t device, const Text& text, Device& out) {
   if (devices.size() <= static_cast<size_t>(device)) devices.resize(device + 1);
   Device& known = devices[device];
   if (!known.ready) {
+    const RelaxedCapture relaxed;
     if (const int32_t code = text.check(fill_device(known, device), "loading the kernels", device)) return code;
   }
   out = known;

@@ -112,7 +112,8 @@ NANSCAN_DEVICE bool read_fast(const Chunk& c, uint32_t lane, Row& out) {
   top = warp_max(top);
   out.sumsq = total;
   out.absmax = Format<T>::kComponents == 1 ? static_cast<double>(top) : sqrt(static_cast<double>(top));
-  return total <= Format<T>::kHigh && (total >= Format<T>::kLow || top == 0);  // false for NaN
+  const bool zero = Format<T>::kComponents == 1 && top == 0;  // a complex top is a square, which may have vanished
+  return total <= Format<T>::kHigh && (total >= Format<T>::kLow || zero);  // false for NaN
 }
 
 // ---- the exact read

@@ -5,10 +5,13 @@
 // relaxed, and only __threadfence orders memory between blocks, as on the device.
 #pragma once
 
+#include <linux/futex.h>
 #include <math.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <atomic>
-#include <barrier>
+#include <climits>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -34,8 +37,32 @@ struct HostIndex {
 
 namespace host_cuda {
 
+// As std::barrier, whose waiters however meet in a table shared by all barriers: that would order blocks which nothing
+// orders on the device, and so hide their races.
+class Barrier {
+ public:
+  explicit Barrier(uint32_t threads) : threads_(threads) {}
+
+  void arrive_and_wait() {
+    const uint32_t phase = phase_.load(std::memory_order_acquire);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == threads_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      phase_.fetch_add(1, std::memory_order_acq_rel);
+      syscall(SYS_futex, &phase_, FUTEX_WAKE_PRIVATE, INT_MAX, nullptr, nullptr, 0);
+      return;
+    }
+    while (phase_.load(std::memory_order_acquire) == phase) {
+      syscall(SYS_futex, &phase_, FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0);
+    }
+  }
+
+ private:
+  const uint32_t threads_;
+  std::atomic<uint32_t> arrived_{0}, phase_{0};
+};
+
 struct Warp {
-  std::barrier<> barrier{32};
+  Barrier barrier{32};
   uint64_t slot[2][32];
 };
 
@@ -43,7 +70,7 @@ struct Block {
   explicit Block(uint32_t threads) : barrier(threads), shared(1 << 16, 0xa5) {
     for (uint32_t w = 0; w < threads / 32; ++w) warps.push_back(std::make_unique<Warp>());
   }
-  std::barrier<> barrier;
+  Barrier barrier;
   std::vector<std::unique_ptr<Warp>> warps;
   std::vector<unsigned char> shared;  // not zero: shared memory is not
 };
@@ -114,7 +141,8 @@ namespace host_cuda {
 inline void launch(uint32_t blocks, uint32_t threads, uint32_t at_once, const std::function<void()>& kernel) {
   std::atomic<uint32_t> next{0};
   const auto run_blocks = [&] {
-    for (uint32_t b = next.fetch_add(1); b < blocks; b = next.fetch_add(1)) {
+    for (uint32_t b = next.fetch_add(1, std::memory_order_relaxed); b < blocks;
+         b = next.fetch_add(1, std::memory_order_relaxed)) {
       Block here(threads);
       std::vector<std::thread> lanes;
       for (uint32_t t = 0; t < threads; ++t) {
