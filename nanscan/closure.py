@@ -87,7 +87,7 @@ class _Evaluations:
         guard = self.guard
         self.checks += 1
         _observe(guard, loss)
-        scan, labels = guard.scan(guard.optimizer.param_groups)
+        scan, labels = guard.scan()
         if scan.finite:
             self.latest = (scan, labels, guard.scale_and_clip(scan))
             return

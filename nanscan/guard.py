@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nanscan import messages
 from nanscan.checks import lost_eps
-from nanscan.history import History, Record
+from nanscan.history import Healthy, History, Record
 from nanscan.log import Log, open_log
 from nanscan.names import Names
 from nanscan.policy import OnNonfinite, Policy
@@ -42,8 +42,12 @@ class GuardedOptimizer(GuardedSteps):
         log: Log | None = None,
     ) -> None:
         super().__init__(optimizer, Names(model), Record(), policy or Policy())
-        self._record.listener = open_log(log)
+        self._listen(log)
         self._warn_about_eps()
+
+    def _listen(self, log: Log | None) -> None:
+        self._record.listener = open_log(log)
+        self._replan()
 
     def _warn_about_eps(self) -> None:
         for name, eps in lost_eps(self.optimizer, self._names):
@@ -56,7 +60,7 @@ class GuardedOptimizer(GuardedSteps):
         if model is not None:
             self._names = Names(model)
         if log is not None:
-            self._record.listener = open_log(log)
+            self._listen(log)
         self._warn_about_eps()
 
     def observe(self, loss: Tensor | float) -> None:
@@ -91,6 +95,10 @@ class GuardedOptimizer(GuardedSteps):
     @property
     def last_report(self) -> StepReport | None:
         """The `StepReport` of the last `step()`, None before the first. On CUDA its fields are waited for when read."""
+        if isinstance(self._last, Healthy):
+            history = self._record.history
+            kept = len(history) and history[-1].step == self._last.step
+            self._last = history[-1] if kept else self._last.report()
         return self._last
 
     @property
@@ -196,7 +204,7 @@ class GuardedOptimizer(GuardedSteps):
             return
         names = Names(state.get("model"), state["names"])
         super().__init__(state["optimizer"], names, state["record"], state["policy"])
-        self._record.listener = open_log(state["log"])
+        self._listen(state["log"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedOptimizer:
         new = memo[id(self)] = type(self).__new__(type(self))

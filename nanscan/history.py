@@ -2,18 +2,73 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, overload
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-from nanscan.report import StepReport
+from nanscan.report import Label, StepReport
 
-__all__ = ["History", "Record", "repeat_offender"]
+if TYPE_CHECKING:
+    from nanscan.engine.result import EngineScan, Row
+
+__all__ = ["Healthy", "History", "Record", "repeat_offender"]
 
 TABLE_BYTES = 32 << 20  # what the per-tensor tables of all reports in a ring may take together
 ROW_BYTES = 100  # an engine's row in C++ with its share of containers; measured at 64 to 96
 OFFENDER_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """An engine's result without its rows."""
+
+    finite: bool
+    norm: float
+    finite_norm: float
+    inf_norm: float
+    nan_count: int
+    inf_count: int
+    numel: int
+    count: int = 0
+    signature: int = 0
+
+    def rows(self) -> list[Row]:
+        return []
+
+    def bad_rows(self) -> list[Row]:
+        return []
+
+
+class Healthy(NamedTuple):
+    """A step on which nothing was wrong, as it is kept until somebody asks for its report."""
+
+    scan: EngineScan
+    labels: Sequence[Label]
+    step: int
+    time: float
+    clip_factor: float
+
+    def report(self) -> StepReport:
+        """The step's report."""
+        return StepReport.from_scan(
+            self.scan,
+            self.labels,
+            step=self.step,
+            time=self.time,
+            clip_factor=self.clip_factor,
+            skipped=False,
+            action="step",
+        )
+
+    def without_table(self) -> Healthy:
+        """The same with totals only."""
+        s = self.scan
+        totals = Totals(s.finite, s.norm, s.finite_norm, s.inf_norm, s.nan_count, s.inf_count, s.numel)
+        return self._replace(scan=totals, labels=())
+
+
+Entry = StepReport | Healthy
 
 
 class History(Sequence[StepReport]):
@@ -32,45 +87,42 @@ class History(Sequence[StepReport]):
     ([1, 2], 2)
     """
 
-    def __init__(self, size: int = 1024, reports: Sequence[StepReport] = ()) -> None:
+    def __init__(self, size: int = 1024, entries: Iterable[Entry] = ()) -> None:
         self.size = size
-        self._slim: deque[StepReport] = deque(reports, size)  # the older ones
-        self._full: deque[tuple[StepReport, int]] = deque()  # with their tables, and what these take
-        self._bytes = 0
+        self._full: deque[Entry] = deque()  # the newer ones, with their tables
+        self._slim: deque[Entry] = deque(entries, size)  # the older ones, without
+        self._limit = size  # of the newer ones
+        self._rows = 1  # of the largest table
 
-    def append(self, report: StepReport, rows: int = 0) -> None:
-        """Add a report whose table has `rows` rows."""
-        cost = rows * ROW_BYTES
-        self._full.append((report, cost))
-        self._bytes += cost
-        while self._bytes > TABLE_BYTES and len(self._full) > 1:
-            self._slim.append(self._pop_full().without_table())
-        if len(self._full) + len(self._slim) > self.size:
-            if self._slim:
-                self._slim.popleft()
-            else:
-                self._pop_full()
+    def append(self, entry: Entry, rows: int = 0) -> None:
+        """Add a step whose table has `rows` rows."""
+        self._full.append(entry)
+        if rows > self._rows:
+            self._rows = rows
+            self._limit = min(self.size, max(1, TABLE_BYTES // (rows * ROW_BYTES)))
+        if len(self._full) > self._limit or self._slim:
+            self._shrink()
+
+    def _shrink(self) -> None:
+        while len(self._full) > self._limit:
+            oldest = self._full.popleft()
+            if self._limit < self.size:
+                self._slim.append(oldest.without_table())
+        while self._slim and len(self._slim) + len(self._full) > self.size:
+            self._slim.popleft()
 
     def resized(self, size: int) -> History:
-        """The same reports in a ring of another size."""
-        history = History(size, list(self._slim))
-        for report, cost in self._full:
-            history.append(report, cost // ROW_BYTES)
+        """The same steps in a ring of another size."""
+        history = History(size, self._slim)
+        for entry in self._full:
+            history.append(entry, self._rows)
         return history
-
-    def _pop_full(self) -> StepReport:
-        report, cost = self._full.popleft()
-        self._bytes -= cost
-        return report
 
     def __len__(self) -> int:
         return len(self._slim) + len(self._full)
 
     def __iter__(self) -> Iterator[StepReport]:
-        return itertools.chain(self._slim, (report for report, _ in self._full))
-
-    def __reversed__(self) -> Iterator[StepReport]:
-        return itertools.chain((report for report, _ in reversed(self._full)), reversed(self._slim))
+        return (self[index] for index in range(len(self)))
 
     @overload
     def __getitem__(self, index: int) -> StepReport: ...
@@ -78,21 +130,25 @@ class History(Sequence[StepReport]):
     def __getitem__(self, index: slice) -> list[StepReport]: ...
     def __getitem__(self, index: int | slice) -> StepReport | list[StepReport]:
         if isinstance(index, slice):
-            return list(self)[index]
+            return [self[i] for i in range(*index.indices(len(self)))]
         at = index + len(self) if index < 0 else index
         if not 0 <= at < len(self):
             raise IndexError(f"history holds {len(self)} reports, there is no [{index}]")
-        return self._slim[at] if at < len(self._slim) else self._full[at - len(self._slim)][0]
+        ring, at = (self._slim, at) if at < len(self._slim) else (self._full, at - len(self._slim))
+        entry = ring[at]
+        if isinstance(entry, Healthy):
+            entry = ring[at] = entry.report()
+        return entry
 
     def __repr__(self) -> str:
         return f"History({len(self)} of at most {self.size} reports, {sum(r.skipped for r in self)} skipped)"
 
     def __getstate__(self) -> dict[str, Any]:
-        slim = [*self._slim, *(report.without_table() for report, _ in self._full)]
-        return {"size": self.size, "reports": slim}
+        slim = [entry.without_table() for ring in (self._slim, self._full) for entry in ring]
+        return {"size": self.size, "entries": slim}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        History.__init__(self, state["size"], state["reports"])
+        History.__init__(self, state["size"], state["entries"])
 
 
 class Record:
@@ -118,6 +174,13 @@ class Record:
         self.history = History(size)
         self.offenders: deque[tuple[str, ...]] = deque(maxlen=OFFENDER_STEPS)
         self.listener: Callable[[StepReport], Any] | None = None
+
+    def add_healthy(self, entry: Healthy, rows: int) -> None:
+        """Note a step on which nothing was wrong and that nobody listens to; this is the hot path."""
+        self.consecutive = 0
+        self.skipped_last = False
+        self.steps += 1
+        self.history.append(entry, rows)
 
     def add(self, report: StepReport, rows: int = 0) -> None:
         """Note a step that was taken."""

@@ -29,9 +29,9 @@ class Names:
     def __init__(self, model: nn.Module | None = None, known: Sequence[tuple[str, ...]] = ()) -> None:
         self.model = model
         self._known = list(known)
-        self._signature: object = None
+        self.signature = 0  # the engine's, of the parameters that `latest` is of
+        self.latest: list[Label] = []
         self._params: list[Tensor] = []  # held, so that no other tensor can take the id of one of them
-        self._labels: list[Label] = []
 
     def labels(self, signature: int, groups: Sequence[dict[str, Any]]) -> list[Label]:
         """The labels of the gradients of `groups`, in flat order.
@@ -40,18 +40,18 @@ class Names:
             signature: the engine's word for "the same parameters as before"; 0 = it doesn't know.
             groups: `optimizer.param_groups`.
         """
-        if signature == self._signature and signature:
-            return self._labels
+        if signature == self.signature and signature:
+            return self.latest
         return self.refresh(signature, groups)
 
     def refresh(self, signature: int, groups: Sequence[dict[str, Any]]) -> list[Label]:
         """As `labels`, after a look at every parameter."""
         params = [p for group in groups for p in group["params"]]
         if len(params) != len(self._params) or any(a is not b for a, b in zip(params, self._params, strict=True)):
-            self._labels = self._build(groups)
+            self.latest = self._build(groups)
             self._params = params
-        self._signature = signature
-        return self._labels
+        self.signature = signature
+        return self.latest
 
     def known(self, groups: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         """The names by position, to be kept where the model can't be."""

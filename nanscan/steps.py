@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from nanscan.device_steps import DeviceSource, DeviceSteps, Unscaled
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
 from nanscan.fused import has_step_hooks, one_device, ready_to_skip, step_with, takes_scale
-from nanscan.history import Record, repeat_offender
+from nanscan.history import Healthy, Record, repeat_offender
 from nanscan.names import Names, label_of
 from nanscan.policy import Action, Policy, clip_factor
 from nanscan.report import Label, StepReport
@@ -35,7 +36,7 @@ class GuardedSteps(torch.optim.Optimizer):
         self._names = names
         self._record = record
         self._steps = record.steps
-        self._last: StepReport | None = None
+        self._last: StepReport | Healthy | None = None
         self._hinted = False
         self._losses: list[Tensor] = []
         self._divisor = 1.0  # what the fused optimizer is to divide the gradients by in this step
@@ -50,10 +51,16 @@ class GuardedSteps(torch.optim.Optimizer):
 
     def _set_policy(self, policy: Policy) -> None:
         self.policy = policy
-        self._norm_bound = float("inf") if policy.clip_norm is None else policy.clip_norm - 1e-6
+        self._norm_bound = sys.float_info.max if policy.clip_norm is None else policy.clip_norm - 1e-6
         self._value_bound = float("inf") if policy.clip_value is None else policy.clip_value
         if self._record.history.size != policy.history:
             self._record.history = self._record.history.resized(policy.history)
+        self._replan()
+
+    def _replan(self) -> None:
+        """Note whether a healthy step needs nothing but the scan and the inner step."""
+        listened = self._record.listener is not None
+        self._plain = not listened and not self.policy.check_params_every and self._deferred is False
 
     # ---- the step -------------------------------------------------------------------------------------------------
 
@@ -73,10 +80,25 @@ class GuardedSteps(torch.optim.Optimizer):
             NonFiniteError: there is a NaN or Inf and `on_nonfinite` says "raise".
             TrainingDiverged: this skip is the `max_consecutive_skips`-th in a row.
         """
-        own = self.__dict__
-        if closure is not None or "found_inf" in own or self._deferred is not False:
+        if closure is not None or not self._plain or self._losses or "found_inf" in self.__dict__:
             return self._other_step(closure, kwargs)
-        return self.host_step(kwargs)
+        # The hot path, all in one place: no Python loop over the parameters, no report until somebody asks for it.
+        inner, names = self.optimizer, self._names
+        try:
+            scan = engine.scan_grads(inner.param_groups)
+        except BadInput as error:
+            raise self._explained(error) from None
+        if scan.signature != names.signature or not names.signature:
+            names.refresh(scan.signature, inner.param_groups)
+        labels = names.latest
+        if not 0.0 < scan.norm <= self._norm_bound or scan.inf_norm > self._value_bound:  # NaN is not within bounds
+            return self._judge(scan, labels, kwargs)
+        result = inner.step(**kwargs) if kwargs else inner.step()
+        self._last = healthy = Healthy(scan, labels, self._steps, time.time(), 1.0)
+        self._steps += 1
+        self._run_warned = False
+        self._record.add_healthy(healthy, len(labels))
+        return result
 
     step.hooked = True  # type: ignore[attr-defined]  # torch must not wrap it: the inner step runs the hooks
 
@@ -103,10 +125,20 @@ class GuardedSteps(torch.optim.Optimizer):
 
     def host_step(self, kwargs: dict[str, Any], scale: float = 1.0, flagged: bool = False) -> Any:
         """One step decided on the host; gradients are `scale` times too large, `flagged`: the scaler found an Inf."""
-        groups = self.optimizer.param_groups
-        scan, labels = self.scan(groups)
+        scan, labels = self.scan()
+        return self._judge(scan, labels, kwargs, scale, flagged)
+
+    def _judge(
+        self,
+        scan: EngineScan,
+        labels: Sequence[Label],
+        kwargs: dict[str, Any],
+        scale: float = 1.0,
+        flagged: bool = False,
+    ) -> Any:
+        """From the scan to the end of the step."""
         if scale != 1.0:
-            scan = Unscaled(scan, scale, sum(len(group["params"]) for group in groups))
+            scan = Unscaled(scan, scale, self._params())
         if flagged or not scan.finite:
             return self._bad_step(scan, labels, scale, kwargs)
         factor = 1.0
@@ -140,15 +172,19 @@ class GuardedSteps(torch.optim.Optimizer):
 
     # ---- the parts of a step, also used by closure.py -------------------------------------------------------------
 
-    def scan(self, groups: list[dict[str, Any]]) -> tuple[EngineScan, Sequence[Label]]:
+    def scan(self) -> tuple[EngineScan, Sequence[Label]]:
         """Scan the gradients and the losses observed since the last scan."""
         losses, self._losses = self._losses, []
+        groups = self.optimizer.param_groups
         try:
-            scan = engine.scan_grads(groups, losses) if losses else engine.scan_grads(groups)
+            scan = engine.scan_grads(groups, losses)
         except BadInput as error:
-            raise self._explained(error, groups) from None
+            raise self._explained(error) from None
         labels = self._names.labels(scan.signature, groups)
         return scan, [*labels, *_loss_labels(losses)] if losses else labels
+
+    def _params(self) -> int:
+        return sum(len(group["params"]) for group in self.optimizer.param_groups)
 
     def report(self, scan: EngineScan, labels: Sequence[Label], **known: Any) -> StepReport:
         """The report of the present step, whose number it takes."""
@@ -175,8 +211,7 @@ class GuardedSteps(torch.optim.Optimizer):
     def _fused_divides(self, scan: EngineScan) -> bool:
         """True if the inner optimizer can divide the gradients itself: each one once, and no hook looks before."""
         inner = self.optimizer
-        params = sum(len(group["params"]) for group in inner.param_groups)
-        return takes_scale(inner) and scan.count == params and not has_step_hooks(inner)
+        return takes_scale(inner) and scan.count == self._params() and not has_step_hooks(inner)
 
     def inner_step(self, kwargs: dict[str, Any]) -> Any:
         """The real step."""
@@ -259,8 +294,8 @@ class GuardedSteps(torch.optim.Optimizer):
             self._bad_params_warned = True
             messages.warn(text)
 
-    def _explained(self, error: BadInput, groups: list[dict[str, Any]]) -> Exception:
-        labels = self._names.refresh(0, groups)
+    def _explained(self, error: BadInput) -> Exception:
+        labels = self._names.refresh(0, self.optimizer.param_groups)
         name = f"grad of '{labels[error.position].names[0]}'" if error.position < len(labels) else "the observed loss"
         return error.kind(f"{name} {error.reason}")
 
@@ -278,16 +313,16 @@ class GuardedSteps(torch.optim.Optimizer):
         return self._defer_plan[1] and takes_scale(inner) and not has_step_hooks(inner) and ready_to_skip(inner)
 
     def _launch(self, kwargs: dict[str, Any], grad_scale: Tensor | None, found_inf: Any) -> Any:
-        labels = self._names.refresh(0, self.optimizer.param_groups)
+        labels = self._names.latest
         losses, self._losses = self._losses, []
         device = one_device(self.optimizer.param_groups)
         losses = [loss.to(device, non_blocking=True) for loss in losses]
 
         def make(source: DeviceSource) -> StepReport:
             source.settle = lambda: self._settle(wait=True)
-            self._last = StepReport.from_source(source, step=self._steps, time=time.time())
+            report = self._last = StepReport.from_source(source, step=self._steps, time=time.time())
             self._steps += 1
-            return self._last
+            return report
 
         flag = found_inf if isinstance(found_inf, Tensor) else None
         every = [*labels, *_loss_labels(losses)] if losses else labels
