@@ -12,34 +12,19 @@
 namespace nanscan {
 namespace {
 
-double float8_e4m3fn_to_double(uint8_t bits) {
-  const int exponent = (bits >> 3) & 15, fraction = bits & 7;
-  if (exponent == 15 && fraction == 7) return std::nan("");
-  const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
-  return bits & 0x80 ? -magnitude : magnitude;
+template <typename V>
+V at(const void* data, int64_t i) {  // at any address: memory from elsewhere need not be aligned
+  return load<V>(static_cast<const char*>(data) + i * static_cast<int64_t>(sizeof(V)));
 }
-
-double float8_e5m2_to_double(uint8_t bits) { return float16_to_float(static_cast<uint16_t>(bits << 8)); }
-
-struct Float8Table {
-  double e4m3fn[256], e5m2[256];
-  Float8Table() {
-    for (int i = 0; i < 256; ++i) {
-      e4m3fn[i] = float8_e4m3fn_to_double(static_cast<uint8_t>(i));
-      e5m2[i] = float8_e5m2_to_double(static_cast<uint8_t>(i));
-    }
-  }
-};
-const Float8Table kFloat8;
 
 template <DType T>
 double component(const void* data, int64_t i) {
-  if constexpr (T == DType::Float32 || T == DType::Complex64) return static_cast<const float*>(data)[i];
-  if constexpr (T == DType::Float64 || T == DType::Complex128) return static_cast<const double*>(data)[i];
-  if constexpr (T == DType::Float16) return float16_to_float(static_cast<const uint16_t*>(data)[i]);
-  if constexpr (T == DType::BFloat16) return bfloat16_to_float(static_cast<const uint16_t*>(data)[i]);
-  if constexpr (T == DType::Float8E4M3FN) return kFloat8.e4m3fn[static_cast<const uint8_t*>(data)[i]];
-  if constexpr (T == DType::Float8E5M2) return kFloat8.e5m2[static_cast<const uint8_t*>(data)[i]];
+  if constexpr (T == DType::Float32 || T == DType::Complex64) return at<float>(data, i);
+  if constexpr (T == DType::Float64 || T == DType::Complex128) return at<double>(data, i);
+  if constexpr (T == DType::Float16) return float16_to_float(at<uint16_t>(data, i));
+  if constexpr (T == DType::BFloat16) return bfloat16_to_float(at<uint16_t>(data, i));
+  if constexpr (T == DType::Float8E4M3FN) return kFloat8.e4m3fn[at<uint8_t>(data, i)];
+  if constexpr (T == DType::Float8E5M2) return kFloat8.e5m2[at<uint8_t>(data, i)];
 }
 
 enum class Kind { Finite, NaN, Inf };

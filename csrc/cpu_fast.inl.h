@@ -5,6 +5,7 @@
 // nothing; the one type whose products round, float64, forbids fusing.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -217,6 +218,26 @@ inline float float16_to_float(uint16_t bits) {
   std::memcpy(&value, &wide, 4);
   return value;
 }
+
+inline double float8_e4m3fn_to_double(uint8_t bits) {
+  const int exponent = (bits >> 3) & 15, fraction = bits & 7;
+  if (exponent == 15 && fraction == 7) return std::nan("");
+  const double magnitude = exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
+  return bits & 0x80 ? -magnitude : magnitude;
+}
+
+inline double float8_e5m2_to_double(uint8_t bits) { return float16_to_float(static_cast<uint16_t>(bits << 8)); }
+
+struct Float8Values {
+  double e4m3fn[256], e5m2[256];
+  Float8Values() {
+    for (int i = 0; i < 256; ++i) {
+      e4m3fn[i] = float8_e4m3fn_to_double(static_cast<uint8_t>(i));
+      e5m2[i] = float8_e5m2_to_double(static_cast<uint8_t>(i));
+    }
+  }
+};
+inline const Float8Values kFloat8;
 
 // Squares of bfloat16 leave float32's range: below and above these magnitudes the chunk is read again in double.
 constexpr float kBFloat16Safe[2] = {0x1p-40f, 0x1p60f};

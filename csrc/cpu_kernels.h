@@ -37,6 +37,9 @@ void scale_flat(DType dtype, void* data, int64_t count, double factor, double li
 // The instruction set chosen at run time: "x86-64-v4", "x86-64-v3" or "baseline".
 const char* instruction_set();
 
+// For tests: use nothing above x86-64-v`level` (0: the baseline). Every choice must give the same bits.
+void cap_instruction_set(int level);
+
 // Loops may rely on denormal numbers being numbers: torch.set_flush_denormal(True) turns them into zero for a whole
 // thread.
 class DenormalGuard {

@@ -124,7 +124,8 @@ bool scale_gradients(py::handle param_groups, double factor, double limit, py::o
   const auto& group = gathered.groups[0];
   if (group.device.device_type != dlpack::kDLCPU) return false;
   for (const Entry& e : group.entries) {
-    if (!can_scale(e.type(), factor, limit)) return false;
+    if (!can_scale(e.type(), factor, limit) || reinterpret_cast<uintptr_t>(e.data) % element_bytes(e.type()))
+      return false;
     if (e.layout == Entry::kRowMajor) continue;
     const Layout& layout = gathered.layouts[e.layout];
     if (!layout.flat || layout.repeat != 1) return false;
