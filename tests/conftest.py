@@ -6,7 +6,7 @@ import os
 
 import pytest
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from nanscan.engine import Engine
 from nanscan.engine.build import native_outcome
@@ -18,7 +18,8 @@ ENGINES = ["reference", "eager", "native"]
 REQUIRE_CUDA = os.environ.get("NANSCAN_REQUIRE_CUDA") == "1"
 REQUIRE_NATIVE = os.environ.get("NANSCAN_REQUIRE_NATIVE") == "1"
 
-_quiet = {"deadline": None, "suppress_health_check": list(HealthCheck), "print_blob": True}
+_phases = [phase for phase in Phase if phase is not Phase.explain]  # it takes minutes, to say little
+_quiet = {"deadline": None, "phases": _phases, "suppress_health_check": list(HealthCheck), "print_blob": True}
 settings.register_profile("nanscan", max_examples=100, **_quiet)
 settings.register_profile("deep", max_examples=5000, **_quiet)
 settings.load_profile("nanscan")
