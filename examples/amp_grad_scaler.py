@@ -33,7 +33,9 @@ def main() -> None:
             culprit = optimizer.last_report.bad[0]
             print(f"step {step}: skipped, {culprit.describe()}; the loss scale is now {scaler.get_scale():g}")
 
-    print(f"skipped {optimizer.skipped_steps} of 200 steps; loss {loss.item():.4f}; norm {optimizer.last_report.norm:.4f}")
+    print(
+        f"skipped {optimizer.skipped_steps} of 200 steps; loss {loss.item():.4f}; norm {optimizer.last_report.norm:.4f}"
+    )
 
 
 if __name__ == "__main__":

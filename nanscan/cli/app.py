@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_MISUSE
     except (click.Abort, KeyboardInterrupt):
         return _fail("stopped", EXIT_INTERRUPTED, arguments)
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # rich makes the second of the first, and nothing else here raises it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit
         return EXIT_PIPE
     except Exception as error:

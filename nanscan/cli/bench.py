@@ -8,7 +8,9 @@ from nanscan.cli.output import common_options, print_json, status_console
 
 
 @click.command("bench", short_help="Measure the scan and the guarded step on this machine.")
-@click.option("--row", "rows", multiple=True, help="Only this workload (may be repeated): small, lora, mlp, resnet50, …")
+@click.option(
+    "--row", "rows", multiple=True, help="Only this workload (may be repeated): small, lora, mlp, resnet50, …"
+)
 @click.option("--dtype", "dtypes", multiple=True, help="float32 (default), bfloat16, float16; may be repeated.")
 @click.option(
     "--seconds", type=click.FloatRange(0, min_open=True), default=12.0, show_default=True, help="Measuring time."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 
 from nanscan.cli.output import common_options, print_json, results_console, status_console
+from nanscan.errors import NonFiniteWarning
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,7 +46,8 @@ def command(epochs: int, rounds: int, seed: int, log: Path, as_json: bool) -> in
     from nanscan.demo.run import Settings
 
     settings = Settings(epochs=epochs, seed=seed, cost_rounds=rounds)
-    with _Progress(hidden=as_json) as progress:
+    with _Progress(hidden=as_json) as progress, warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonFiniteWarning)  # the table says it, and the log
         result = run_demo(log.absolute(), settings, progress.update)
     if as_json:
         print_json(result.to_dict())
@@ -80,14 +83,15 @@ class _Progress:
 
 def _print(result: DemoResult) -> None:
     console = results_console()
+    console.print("[bold]Same seed, same data, same fault[/bold]")
     console.print(_runs_table(result.plain, result.guarded))
-    _print_fault(console, result)
-    console.print(_cost_table(result.cost, result.engine))
-    console.print(f"Step log of the guarded run: {result.log}", soft_wrap=True)
+    _print_fault(console, result.guarded)
+    _print_cost(console, result.cost, result.engine)
+    console.print(f"\nStep log of the guarded run: {result.log}", soft_wrap=True, markup=False)
 
 
 def _runs_table(plain: RunResult, guarded: RunResult) -> Table:
-    table = Table(title="Same seed, same data, same fault", title_justify="left")
+    table = Table()
     table.add_column("")
     table.add_column("plain PyTorch", justify="right")
     table.add_column("nanscan.wrap", justify="right")
@@ -104,8 +108,7 @@ def _or_none(step: int | None) -> str:
     return "none" if step is None else f"{step:,}"
 
 
-def _print_fault(console: Console, result: DemoResult) -> None:
-    run = result.guarded
+def _print_fault(console: Console, run: RunResult) -> None:
     if run.first_bad_step is None:
         console.print("No batch lacked a class in this run: nothing went wrong (try another --seed).")
         return
@@ -114,12 +117,17 @@ def _print_fault(console: Console, result: DemoResult) -> None:
     console.print(f"Culprit, as the guard names it: {run.culprit}", markup=False)
 
 
-def _cost_table(cost: Cost, engine: str) -> Table:
-    title = (
-        f"What checking adds to a step, on this machine, just now: fused AdamW, {cost.tensors} gradients, "
-        f"{cost.elements:,} numbers,\nclipping active, engine {engine}, medians of {cost.rounds} rounds in random order"
+def _print_cost(console: Console, cost: Cost, engine: str) -> None:
+    console.print("\n[bold]What checking and clipping add to a step, on this machine, just now[/bold]")
+    console.print(_cost_table(cost))
+    console.print(
+        f"Fused AdamW, {cost.tensors} gradients, {cost.elements:,} numbers, clipping active, one thread, "
+        f"engine {engine}; medians of {cost.rounds} rounds in random order."
     )
-    table = Table(title=title, title_justify="left")
+
+
+def _cost_table(cost: Cost) -> Table:
+    table = Table()
     table.add_column("")
     table.add_column("µs a step", justify="right")
     table.add_column("÷ nanscan", justify="right")
@@ -131,5 +139,5 @@ def _cost_table(cost: Cost, engine: str) -> Table:
     }
     for name, added in ways.items():
         ratio = f"{added / cost.nanscan_us:.1f}" if cost.nanscan_us > 0 else ""
-        table.add_row(name, f"+{added:,.0f}", ratio)
+        table.add_row(name, f"{added:+,.0f}", ratio)
     return table

@@ -20,7 +20,7 @@ class MissingExtra(ImportError):
 
 @dataclass(frozen=True)
 class Digits:
-    """Images `(n, 1, 8, 8)` float32 in 0..1 and labels `(n,)` int64 in 0..9, split for training and testing."""
+    """Images of 8x8 pixels, `(n, 64)` float32 in 0..1, and labels `(n,)` int64 in 0..9, for training and testing."""
 
     train_images: Tensor
     train_labels: Tensor
@@ -44,17 +44,17 @@ def load_digits(seed: int = 0) -> Digits:
 
     >>> digits = load_digits()
     >>> tuple(digits.train_images.shape), tuple(digits.test_images.shape)
-    ((1437, 1, 8, 8), (360, 1, 8, 8))
+    ((1437, 64), (360, 64))
     """
     try:
         from sklearn.datasets import load_digits as sklearn_digits
     except ImportError as error:
         raise MissingExtra("the demo needs scikit-learn: pip install 'nanscan[demo]'") from error
     pixels, labels = sklearn_digits(return_X_y=True)
-    images = torch.as_tensor(pixels, dtype=torch.float32).reshape(-1, 1, 8, 8) / 16
+    images = torch.as_tensor(pixels, dtype=torch.float32) / 16
     targets = torch.as_tensor(labels, dtype=torch.int64)
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(seed))
-    train, test = order.split([int(TRAINING_SHARE * len(order)), len(order) - int(TRAINING_SHARE * len(order))])
+    train, test = order[: int(TRAINING_SHARE * len(order))], order[int(TRAINING_SHARE * len(order)) :]
     return Digits(images[train], targets[train], images[test], targets[test])
 
 
@@ -66,7 +66,7 @@ def batches(digits: Digits, epochs: int, batch_size: int, seed: int) -> Iterator
     generator = torch.Generator().manual_seed(seed)
     count = len(digits.train_labels)
     for _ in range(epochs):
-        for chosen in torch.randperm(count, generator=generator).split(batch_size):
+        for chosen in torch.split(torch.randperm(count, generator=generator), batch_size):
             yield digits.train_images[chosen], digits.train_labels[chosen]
 
 

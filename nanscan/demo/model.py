@@ -12,31 +12,33 @@ __all__ = ["DigitNet", "balanced_loss"]
 
 
 class Residual(nn.Module):
-    """Two 3x3 convolutions around a shortcut; input and output `(n, channels, h, w)` float32."""
+    """Two linear layers around a shortcut; input and output `(n, width)` float32."""
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.first = nn.Conv2d(channels, channels, 3, padding=1)
-        self.second = nn.Conv2d(channels, channels, 3, padding=1)
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        hidden: Tensor = self.first(x).relu()
-        out: Tensor = self.second(hidden)
+        out: Tensor = self.second(self.first(x).relu())
         return (x + out).relu()
 
 
 class DigitNet(nn.Module):
-    """A small residual network: `(n, 1, 8, 8)` float32 -> logits `(n, 10)`; 20 parameters, about 80,000 weights."""
+    """A small residual network: `(n, 64)` float32 -> logits `(n, 10)`; 20 parameters, 81,706 weights.
 
-    def __init__(self, channels: int = 32, blocks: int = 4) -> None:
+    >>> sum(parameter.numel() for parameter in DigitNet().parameters())
+    81706
+    """
+
+    def __init__(self, width: int = 96, blocks: int = 4) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(1, channels, 3, padding=1)
-        self.blocks = nn.Sequential(*(Residual(channels) for _ in range(blocks)))
-        self.head = nn.Linear(channels * 4, CLASSES)
+        self.stem = nn.Linear(64, width)
+        self.blocks = nn.Sequential(*(Residual(width) for _ in range(blocks)))
+        self.head = nn.Linear(width, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden = F.max_pool2d(self.stem(images).relu(), 2)
-        logits: Tensor = self.head(F.max_pool2d(self.blocks(hidden), 2).flatten(1))
+        logits: Tensor = self.head(self.blocks(self.stem(images).relu()))
         return logits
 
 
@@ -54,8 +56,8 @@ def balanced_loss(logits: Tensor, labels: Tensor) -> Tensor:
         The loss, 0-dim float32.
 
     >>> logits = torch.zeros(10, 10)
-    >>> balanced_loss(logits, torch.arange(10)).item()      # every class is there: log(10)
-    2.3025851249694824
+    >>> round(balanced_loss(logits, torch.arange(10)).item(), 4)      # every class is there: log(10)
+    2.3026
     >>> balanced_loss(logits, torch.zeros(10, dtype=torch.int64)).item()
     nan
     """

@@ -58,7 +58,13 @@ class EngineInfo:
         """
         return asdict(self)
 
-    def __str__(self) -> str:
+    def rows(self) -> dict[str, str]:
+        """The facts in words, by heading, in the order in which they are shown; without those that have nothing to say.
+
+        Example:
+            >>> list(engine_info().rows())[0]
+            'engine'
+        """
         rows = {
             "engine": f"{self.engine}: {self.why}",
             "to go faster": self.faster,
@@ -68,8 +74,11 @@ class EngineInfo:
             "compiler": self.compiler,
             "cache": self.cache_dir,
         }
+        return {name: text for name, text in rows.items() if text}
+
+    def __str__(self) -> str:
         pad = "\n" + " " * 14
-        return "\n".join(f"{name:<14}{pad.join(text.splitlines())}" for name, text in rows.items() if text)
+        return "\n".join(f"{name:<14}{pad.join(text.splitlines())}" for name, text in self.rows().items())
 
 
 def engine_info() -> EngineInfo:
