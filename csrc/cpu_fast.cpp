@@ -22,14 +22,14 @@ struct Kernels {
 };
 
 FastChunk float32_baseline(const float* x, int64_t n) {
-  return fast_float32<16>(x, n, [](const float* p) { return Vector<double, 16>{p[0], p[1]}; });
+  return fast_float32<16>(x, n, [](const float* p) { return Vector<double, 16>{load<float>(p), load<float>(p + 1)}; });
 }
 FastChunk float64_baseline(const double* x, int64_t n) { return fast_float64<16>(x, n); }
 FastChunk bfloat16_baseline(const uint16_t* x, int64_t n) { return fast_bfloat16<16>(x, n); }
 FastChunk float16_baseline(const uint16_t* x, int64_t n) {
   return fast_float16<16>(x, n, [](const uint16_t* p) {
     Vector<float, 16> v;
-    for (int i = 0; i < 4; ++i) v[i] = float16_to_float(p[i]);
+    for (int i = 0; i < 4; ++i) v[i] = float16_to_float(load<uint16_t>(p + i));
     return v;
   });
 }
