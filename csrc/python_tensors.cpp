@@ -238,7 +238,10 @@ void Gathered::add_resolved(PyObject* tensor) {
   if (!read_view(plain.ptr(), &view)) throw Unserved("this layout or device");
   const int64_t count = count_elements(view.ndim, view.shape);
   if (!readable(view, &dtype, count)) throw Unserved("this dtype or device");
-  if (plain.ptr() == tensor) return add_view(view, dtype, count, plain.release().ptr());
+  // A tensor of ordinary layout is known by its memory. The values of a sparse one are not: two may share them and
+  // differ in their rows.
+  py::object layout = py::getattr(py::handle(tensor), "layout", py::none());
+  if (layout.ptr() == type_of(plain.ptr())->strided) return add_view(view, dtype, count, plain.release().ptr());
   add_entry(view, dtype, count, plain.release().ptr());
 }
 

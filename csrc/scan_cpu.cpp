@@ -25,7 +25,8 @@ struct ExactRecord {
   ExactChunk result;
 };
 
-// Elements in a whole chunk, as a power of two: this is asked for every tensor, and a division costs as much as a tensor.
+// Elements in a whole chunk, as a power of two: this is asked for every tensor, and a division costs as much as a
+// tensor.
 constexpr int chunk_shift(DType t) {
   int shift = 0;
   while ((kChunkBytes / element_bytes(t)) >> (shift + 1) != 0) ++shift;
