@@ -7,7 +7,7 @@
 VENV      ?= .venv
 VENV_CUDA ?= .venv-cuda
 TORCH     ?= torch==2.13.0
-TORCH_CUDA ?= torch
+TORCH_CUDA ?= torch>=2.14
 ARGS      ?=
 PYTHON    ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.10; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
@@ -30,7 +30,7 @@ demo: $(VENV)/.ready-demo
 test: lint
 	$(PY) -m pytest $(ARGS)
 
-bench: $(VENV)/.ready-bench
+bench: $(VENV)/.ready-dev
 	$(PY) -m benchmarks $(ARGS)
 
 lint: $(VENV)/.ready-dev
@@ -44,8 +44,8 @@ format: $(VENV)/.ready-dev
 	$(PY) -m ruff format .
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
-cuda: $(VENV)/.ready-dev
-	$(PY) tools/check_cuda.py $(ARGS)
+cuda: $(VENV)/.toolkit $(VENV_CUDA)/.ready
+	$(PY) tools/check_cuda.py --torch-python $(VENV_CUDA)/bin/python $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV_CUDA) build dist *.egg-info nanscan/*.so
@@ -73,7 +73,16 @@ $(VENV)/.ready-dev: $(VENV)/.ready-demo requirements-dev.txt
 	@$(PIP) install -r requirements-dev.txt
 	@touch $@
 
-$(VENV)/.ready-bench: $(VENV)/.ready-dev $(wildcard benchmarks/requirements.txt)
-	@echo "installing what the benchmarks compare with"
-	@$(PIP) install -e ".[bench]"
+# nvcc from pip where neither CUDA_HOME nor PATH has one.
+$(VENV)/.toolkit: $(VENV)/.ready-dev
+	@$(PY) -c 'import sys; from nanscan.engine import toolchain; sys.exit(not toolchain.find_cuda())' \
+		|| { echo "no CUDA toolkit found: installing nvcc from pip"; $(PIP) install -e ".[cuda13]"; }
+	@touch $@
+
+# A CUDA build of torch beside the source tree: no GPU is needed, several GB of disk are.
+$(VENV_CUDA)/.ready: $(VENV)/.made
+	@echo "making $(VENV_CUDA) with a CUDA build of torch (once, several GB)"
+	@$(PYTHON) -m venv $(VENV_CUDA)
+	@$(VENV_CUDA)/bin/python -m pip --disable-pip-version-check --quiet install "$(TORCH_CUDA)" \
+		numpy filelock click rich ninja pybind11
 	@touch $@

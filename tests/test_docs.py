@@ -1,0 +1,66 @@
+"""What the pages promise to stand in the program stands there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from nanscan.config import Config, load_config
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def spoken() -> str:
+    """Every string of the package, those split over lines joined, values in them shown as `…`."""
+    texts: list[str] = []
+    for path in (ROOT / "nanscan").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.JoinedStr):
+                texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+    return "\n".join(texts).replace("{what}", "…")
+
+
+def quoted_messages() -> list[str]:
+    """The messages of the troubleshooting page: those of its headings and those in the first column of its tables."""
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    return re.findall(r"^### `(.+?)`", text, re.MULTILINE) + re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)
+
+
+@pytest.mark.parametrize("message", quoted_messages())
+def test_each_message_on_the_troubleshooting_page_is_one_that_nanscan_says(message: str) -> None:
+    said = spoken()
+    pieces = [piece.strip() for piece in re.split(r"…|: |; |:$|'…'", message)]
+    pieces = [piece for piece in pieces if len(piece.strip(";.()'")) > 4]
+    assert pieces, message
+    missing = [piece for piece in pieces if piece not in said]
+    assert missing == []
+
+
+def test_a_message_that_nobody_says_would_be_noticed() -> None:
+    assert "nanscan: the moon is not available" not in spoken()
+    assert len(quoted_messages()) > 20
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text())
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def test_files_named_in_contributing_exist() -> None:
+    named = re.findall(r"`((?:nanscan|csrc|tests|docs)/[\w./*]*)`", (ROOT / "CONTRIBUTING.md").read_text())
+    assert len(named) > 15
+    assert [pattern for pattern in named if not list(ROOT.glob(pattern.rstrip("/")))] == []
+
+
+def test_guide_lists_every_variable() -> None:
+    guide = (ROOT / "docs" / "guide.md").read_text()
+    variables = set(re.findall(r"NANSCAN_[A-Z_]+", (ROOT / "nanscan" / "config.py").read_text()))
+    assert variables - set(re.findall(r"NANSCAN_[A-Z_]+", guide)) == set()
+    assert load_config({}).engine == Config().engine == "auto"
