@@ -191,9 +191,47 @@ def test_pytorch_without_cuda_never_builds_the_cuda_library(tree: Tree, tmp_path
     import torch
     torch.version.cuda = None
     from nanscan.engine import build
-    print(build.load_cuda_library(), build.cuda_outcome().why)
+    print(build.cuda_outcome().how, build.load_cuda_library())
     """
     ran = tree.run(code, CUDA_HOME=toolkit)
-    assert ran.out.startswith("None "), ran.err
-    assert "This PyTorch is built without CUDA." in ran.out
+    assert ran.out == "not needed None\n", ran.err
+    assert "This PyTorch is built without CUDA." in ran.err
     assert not tree.cache.exists()
+    assert "NANSCAN_CUDA=1 can not be met" in tree.run(code, CUDA_HOME=toolkit, NANSCAN_CUDA="1").err
+
+
+def test_the_cuda_library_is_built_on_first_use_for_the_gpus_that_are_there(tree: Tree, tmp_path: Path) -> None:
+    toolkit = str(fake_toolkit(tmp_path / "cuda", COMPILES))
+    code = """
+    import torch
+    torch.version.cuda = "13.0"
+    torch.cuda.device_count, torch.cuda.get_device_capability = lambda: 2, lambda device: ((9, 0), (9, {minor}))[device]
+    from nanscan.engine import build, toolchain
+    build.toolchain.run_nvcc = lambda command, run=toolchain.run_nvcc: (print(*command), run(command))[1]
+    print(build.cuda_outcome(may_compile=False).how)
+    print(build.load_cuda_library())
+    """
+    known = tree.run(code.replace("{minor}", "0"), CUDA_HOME=toolkit)
+    library = only(tree.cache, "cuda-*/_cuda.so")
+    first, command, last = known.out.splitlines()
+    assert (first, last) == ("not built", str(library)), known.err
+    assert "-gencode=arch=compute_90,code=sm_90 -gencode=arch=compute_90,code=compute_90" in command
+    newer_than_nvcc = tree.run(code.replace("{minor}", "5"), CUDA_HOME=toolkit)
+    assert " -arch=all " in newer_than_nvcc.out, newer_than_nvcc.err
+    assert len(list(tree.cache.glob("cuda-*/_cuda.so"))) == 2
+
+
+def test_a_cuda_build_on_first_use_that_fails_warns_once_and_costs_the_run_nothing(tree: Tree, tmp_path: Path) -> None:
+    toolkit = str(fake_toolkit(tmp_path / "cuda", BROKEN))
+    code = """
+    import torch
+    torch.version.cuda = "13.0"
+    from nanscan.engine import build
+    print([build.load_cuda_library() for _ in range(3)])
+    """
+    ran = tree.run(code, CUDA_HOME=toolkit)
+    assert ran.out == "[None, None, None]\n", ran.err
+    assert ran.err.count("the CUDA engine is not available") == 1
+    assert ran.err.count("building the CUDA engine") == 1
+    assert "scan_cuda.cu(1): error: no such thing" in ran.err
+    assert "NANSCAN_CUDA=0 chooses PyTorch operations" in ran.err

@@ -45,7 +45,7 @@ class Outcome(Generic[T]):
     """What came of getting one compiled part."""
 
     value: T | None
-    how: str  # "prebuilt", "jit", "not built" (it was not tried yet) or "failed"
+    how: str  # "prebuilt", "jit", "not built" (not tried yet), "failed", "not needed" or "not asked for"
     why: str  # one or more whole sentences
     remedy: str = ""  # how to get it, if it is missing
 
@@ -82,7 +82,9 @@ def load_native(required: bool | None = None) -> ModuleType | None:
     outcome = native_outcome()
     if outcome.value is None:
         asked = "NANSCAN_ENGINE=native" if config.engine == "native" else ""
-        text = f"{outcome.why}\n{outcome.remedy} NANSCAN_ENGINE=eager chooses the slower engine of PyTorch operations"
+        text = (
+            f"{outcome.why}\n{outcome.remedy}\nNANSCAN_ENGINE=eager chooses the engine of PyTorch operations, silently"
+        )
         must = bool(asked) if required is None else required
         _complain(_native, "the compiled engine is not available", text, must, asked)
     return outcome.value
@@ -102,7 +104,7 @@ def load_cuda_library(required: bool | None = None) -> Path | None:
     outcome = cuda_outcome()
     if outcome.value is None and config.cuda != "0":
         asked = "NANSCAN_CUDA=1" if config.cuda == "1" else "NANSCAN_ENGINE=native" if config.engine == "native" else ""
-        text = f"{outcome.why}\n{outcome.remedy} NANSCAN_CUDA=0 chooses PyTorch operations for CUDA tensors"
+        text = f"{outcome.why}\n{outcome.remedy}\nNANSCAN_CUDA=0 chooses PyTorch operations for CUDA tensors, silently"
         must = bool(asked) if required is None else required
         _complain(_cuda, "the CUDA engine is not available", text, must, asked)
     return outcome.value
@@ -121,10 +123,12 @@ def cuda_outcome(may_compile: bool = True) -> Outcome[Path]:
 def _complain(once: _Once[Any], what: str, text: str, must: bool, asked: str) -> None:
     """Raise if it must be there, else warn, once in this process."""
     if must:
-        raise EngineError(f"{asked + ' can not be met: ' if asked else ''}{what}. {text}, as does unsetting it.")
+        raise EngineError(f"{asked + ' can not be met: ' if asked else ''}{what}.\n{text}.")
     if not once.warned:
         once.warned = True
-        warnings.warn(f"nanscan: {what}; PyTorch operations do its work, slower. {text}.", RuntimeWarning, stacklevel=4)
+        warnings.warn(
+            f"nanscan: {what}; PyTorch operations do its work, slower.\n{text}.", RuntimeWarning, stacklevel=4
+        )
 
 
 def _attempt_native(config: Config, may_compile: bool) -> Outcome[ModuleType]:
@@ -225,7 +229,7 @@ def _pybind11_include() -> list[str]:
 
 def _attempt_cuda(config: Config, may_compile: bool) -> Outcome[Path]:
     if config.cuda == "0":
-        return Outcome(None, "failed", "NANSCAN_CUDA=0 turns it off.", "Unset NANSCAN_CUDA.")
+        return Outcome(None, "not asked for", "NANSCAN_CUDA=0 turns it off.")
     no_prebuilt = ""
     try:
         spec = _spec()
@@ -233,6 +237,9 @@ def _attempt_cuda(config: Config, may_compile: bool) -> Outcome[Path]:
         if not no_prebuilt:
             prebuilt = PACKAGE / spec.cuda.library
             return Outcome(prebuilt, "prebuilt", f"prebuilt by the installation: {prebuilt}")
+        if not _torch_has_cuda():
+            how = "failed" if config.cuda == "1" else "not needed"
+            return Outcome(None, how, "This PyTorch is built without CUDA.", "Install a CUDA build of PyTorch.")
         target, build = _plan_cuda(spec)
         if not target.exists() and not may_compile:
             return Outcome(None, "not built", f"{no_prebuilt} It is built on the first scan of a CUDA tensor.")
@@ -249,12 +256,15 @@ def _no_prebuilt_cuda(spec: Spec) -> str:
     return build_record().get("cuda", f"{PACKAGE} has no {spec.cuda.library}.")
 
 
-def _plan_cuda(spec: Spec) -> tuple[Path, Callable[[Path], Path]]:
-    """Where the CUDA library belongs in the cache, and the function that builds it."""
+def _torch_has_cuda() -> bool:
+    """Whether PyTorch is built with CUDA, which a machine without a GPU can tell."""
     import torch
 
-    if torch.version.cuda is None:
-        raise BuildFailed("This PyTorch is built without CUDA.", "Install a CUDA build of PyTorch.")
+    return torch.version.cuda is not None
+
+
+def _plan_cuda(spec: Spec) -> tuple[Path, Callable[[Path], Path]]:
+    """Where the CUDA library belongs in the cache, and the function that builds it."""
     search = toolchain.search_cuda()
     if search.toolkit is None:
         raise BuildFailed(f"No CUDA toolkit: {' '.join(search.tried)}", GET_TOOLKIT)

@@ -27,7 +27,7 @@ class EngineInfo:
         native_path: its file, if it is there.
         instruction_set: what its loops use on this processor, such as ``x86-64-v3``; None if it is not loaded.
         threads: how many threads a scan on the CPU may use.
-        cuda: the CUDA library, in the same words as ``native``.
+        cuda: the CUDA library, in the same words as ``native``, or ``not needed`` (PyTorch is built without CUDA).
         cuda_why: why it is there, or is not.
         cuda_path: its file, if it is there.
         cuda_toolkit: the CUDA toolkit found, or where one was looked for.
@@ -68,7 +68,7 @@ class EngineInfo:
         rows = {
             "engine": f"{self.engine}: {self.why}",
             "to go faster": self.faster,
-            "cpu": f"{self.instruction_set or 'instruction set known once loaded'}, {self.threads} threads",
+            "cpu": f"{self.instruction_set + ', ' if self.instruction_set else ''}{self.threads} threads",
             "cuda": f"{self.cuda}: {self.cuda_why}",
             "cuda toolkit": self.cuda_toolkit,
             "compiler": self.compiler,
@@ -111,7 +111,7 @@ def engine_info() -> EngineInfo:
         instruction_set=native.value.instruction_set() if native.value else None,
         threads=_threads(native.value),
         cuda=cuda.how,
-        cuda_why=f"{cuda.why}\n{cuda.remedy}".strip(),
+        cuda_why=f"{cuda.why}\n{cuda.remedy}".strip() if cuda.how == "failed" else cuda.why,
         cuda_path=str(cuda.value) if cuda.value else None,
         cuda_toolkit=str(search.toolkit or " ".join(search.tried)),
         compiler=str(toolchain.find_cxx() or "none (neither CXX nor c++, g++, clang++ on PATH)"),
