@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from nanscan.bench import Plan
-from nanscan.bench.machine import machine
+from nanscan.bench.machine import describe, machine
 
 OUTPUT = Path(__file__).parent / "output"
 Printer = Callable[[list[Any]], None]
@@ -82,6 +82,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         figures.printers[suite](rows)
     for note in figures.notes:
         print(f"note: {note}")
-    host = machine()
-    print(f"\nmeasured on {host['cpu']}, {host['threads']} threads, torch {host['torch']}; written to {path}")
-    print(f"engine: {host['engine']}")
+    print(f"\nmeasured on {describe(machine())}; written to {path}")

@@ -23,7 +23,6 @@ def main() -> None:
     asked = parser.parse_args()
     result = quick_bench(asked.rows.split(","), asked.dtype.split(","), seconds=asked.seconds, steps=asked.steps)
     result.print()
-    print(f"{result.seconds:.1f} s on {result.machine['cpu']}; engine: {result.machine['engine']}")
 
 
 if __name__ == "__main__":

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import torch
 
-import nanscan
 from benchmarks.gpu.probes import probes
 from benchmarks.gpu.result import Section
 from nanscan import engine
+from nanscan.engine.info import engine_info
 
 
 def correct() -> Section:
     """Every probe, then 100 scans of one list whose results must have the same bits."""
     section = Section()
-    section.figures["engine"] = str(nanscan.engine_info())
-    section.say(f"engine: {section.figures['engine']}")
+    info = engine_info()
+    section.figures["engine"] = info.to_dict()
+    section.check(
+        "the CUDA engine is the native one", info.engine == "native" and info.cuda_path is not None, info.cuda_why
+    )
     for probe in probes("cuda"):
         problem = probe.wrong(engine.scan(probe.tensors))
         section.check(probe.name, not problem, problem)

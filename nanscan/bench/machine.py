@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-import nanscan
+from nanscan._version import __version__
+from nanscan.engine.info import engine_info
 
-__all__ = ["machine"]
+__all__ = ["describe", "machine"]
 
 
 def machine() -> dict[str, Any]:
@@ -29,9 +30,16 @@ def machine() -> dict[str, Any]:
         "system": platform.platform(),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "nanscan": nanscan.__version__,
-        "engine": str(nanscan.engine_info()),
+        "nanscan": __version__,
+        "engine": engine_info().to_dict(),
     }
+
+
+def describe(host: dict[str, Any]) -> str:
+    """One line of what ``machine`` says, to stand under a table."""
+    engine = host["engine"]
+    parts = (host["cpu"], f"{host['threads']} threads", host["gpu"], f"torch {host['torch']}")
+    return ", ".join(part for part in parts if part) + f"; engine: {engine['engine']} ({engine['instruction_set']})"
 
 
 def _processor() -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from nanscan.bench.machine import machine
+from nanscan.bench.machine import describe, machine
 from nanscan.bench.scan_rows import ScanRow, measure_scan, print_scan_rows
 from nanscan.bench.shapes import WORKLOADS, Workload, workload
 from nanscan.bench.step_rows import (
@@ -56,6 +56,7 @@ class BenchResult:
             print_step_rows(self.step)
         if self.clipped:
             print_clipped_rows(self.clipped)
+        print(f"measured on {describe(self.machine)}, in {self.seconds:.0f} s")
 
 
 def quick_bench(
