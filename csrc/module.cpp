@@ -82,6 +82,7 @@ std::unique_ptr<PythonScan> read_all(Gathered& gathered, const CudaRequest& requ
     segment.positions = std::move(group.positions);
     scan->segments.push_back(std::move(segment));
   }
+  scan->row_major = gathered.layouts.empty() && gathered.resolved.empty();
   scan->duplicates = std::move(gathered.duplicates);
   scan->resolved = std::move(gathered.resolved);
   scan->numel = gathered.numel;
@@ -104,7 +105,9 @@ std::unique_ptr<PythonScan> scan_gradients(py::handle param_groups, py::handle e
   Gathered gathered(std::move(resolve));
   gathered.add_gradients_of(param_groups);
   gathered.end_of_counted();
+  const uint64_t parameters = gathered.signature;  // names go by these alone: a loss is a new tensor at every step
   gathered.add_tensors(extra);
+  gathered.signature = parameters;
   return read_all(gathered, {std::move(hooks), clip_norm, std::move(grad_scale), std::move(found_inf)});
 }
 
@@ -187,6 +190,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("inf_count", &PythonScan::inf_count)
       .def_readonly("numel", &PythonScan::numel)
       .def_readonly("signature", &PythonScan::signature)
+      .def_readonly("row_major", &PythonScan::row_major)
       .def_readonly("resolved", &PythonScan::resolved)
       .def_property_readonly("count", [](const PythonScan& s) { return s.count(); })
       .def_property_readonly("device_count", [](const PythonScan& s) { return s.segments.size(); })

@@ -36,6 +36,7 @@ class Unscaled:
         self.numel = scan.numel
         self.count = scan.count
         self.signature = scan.signature
+        self.row_major = scan.row_major
 
     def rows(self) -> list[Row]:
         return [self._unscaled(row) for row in self._scan.rows()]

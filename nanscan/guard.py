@@ -136,7 +136,7 @@ class GuardedOptimizer(GuardedSteps):
         """The model that gives the names and whose buffers are looked at; None if none was given."""
         return self._names.model
 
-    # ---- the inner optimizer shows through --------------------------------------------------------------------------
+    # ---- the inner optimizer shows through ---------------------------------------------------------------------------
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -189,7 +189,7 @@ class GuardedOptimizer(GuardedSteps):
     def __repr__(self) -> str:
         return f"GuardedOptimizer({self.optimizer!r}, {self.policy!r})"
 
-    # ---- copies -----------------------------------------------------------------------------------------------------
+    # ---- copies ------------------------------------------------------------------------------------------------------
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle(wait=True)

@@ -32,6 +32,7 @@ class Totals:
     numel: int
     count: int = 0
     signature: int = 0
+    row_major: bool = False
 
     def rows(self) -> list[Row]:
         return []

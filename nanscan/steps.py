@@ -62,7 +62,7 @@ class GuardedSteps(torch.optim.Optimizer):
         listened = self._record.listener is not None
         self._plain = not listened and not self.policy.check_params_every and self._deferred is False
 
-    # ---- the step -------------------------------------------------------------------------------------------------
+    # ---- the step ----------------------------------------------------------------------------------------------------
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         """Scan the gradients, then step, clip and step, or not step.
@@ -170,7 +170,7 @@ class GuardedSteps(torch.optim.Optimizer):
         else:
             raise TypeError(f"loss must be a tensor or a number, got {type(loss).__name__}")
 
-    # ---- the parts of a step, also used by closure.py -------------------------------------------------------------
+    # ---- the parts of a step, also used by closure.py ----------------------------------------------------------------
 
     def scan(self) -> tuple[EngineScan, Sequence[Label]]:
         """Scan the gradients and the losses observed since the last scan."""
@@ -209,9 +209,13 @@ class GuardedSteps(torch.optim.Optimizer):
         return factor
 
     def _fused_divides(self, scan: EngineScan) -> bool:
-        """True if the inner optimizer can divide the gradients itself: each one once, and no hook looks before."""
+        """True if the inner optimizer can divide the gradients itself.
+
+        It writes them back as flat memory: none may be shared between parameters or within itself (expanded). And no
+        step hook may be there to look at them before.
+        """
         inner = self.optimizer
-        return takes_scale(inner) and scan.count == self._params() and not has_step_hooks(inner)
+        return scan.row_major and scan.count == self._params() and takes_scale(inner) and not has_step_hooks(inner)
 
     def inner_step(self, kwargs: dict[str, Any]) -> Any:
         """The real step."""
@@ -299,7 +303,7 @@ class GuardedSteps(torch.optim.Optimizer):
         name = f"grad of '{labels[error.position].names[0]}'" if error.position < len(labels) else "the observed loss"
         return error.kind(f"{name} {error.reason}")
 
-    # ---- steps that the device decides ------------------------------------------------------------------------------
+    # ---- steps that the device decides -------------------------------------------------------------------------------
 
     def _can_defer(self) -> bool:
         """True if flags on the device can do it: a fused optimizer on one CUDA device, "skip", nobody to call."""

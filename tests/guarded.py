@@ -87,12 +87,12 @@ def make_params(leaf: bool = True, seed: int = 0, shapes: tuple[tuple[int, ...],
 
 
 def set_grads(params: list[Tensor], step: int, sparse: bool = False, bad: float | None = None) -> None:
-    """Gradients that depend on `step` alone; `bad` is planted at [1, 0] of the second parameter."""
+    """Gradients that depend on `step` alone; `bad` is planted at [1, 0] (or [1]) of the second parameter."""
     generator = torch.Generator().manual_seed(1000 + step)
     for i, param in enumerate(params):
         grad = torch.randn(param.shape, generator=generator)
         if bad is not None and i == 1:
-            grad[1, 0] = bad
+            grad[(1,) + (0,) * (grad.dim() - 1)] = bad
         param.grad = grad.to_sparse(1) if sparse else grad
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.guarded import NAN, VARIANTS, bits, make_params, set_grads, whole_state
 
 import nanscan
+from tests.guarded import NAN, VARIANTS, bits, make_params, set_grads, whole_state
 
 pytestmark = pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning")
 LBFGS = [v for v in VARIANTS if v.closure]

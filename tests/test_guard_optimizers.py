@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tests.guarded import FUSED, INF, NAN, STEPPING, Variant, bits, make_params, set_grads, whole_state
 
 import nanscan
 from nanscan.errors import NonFiniteWarning
+from tests.guarded import FUSED, INF, NAN, STEPPING, Variant, bits, make_params, set_grads, whole_state
 
 every_variant = pytest.mark.parametrize("variant", STEPPING, ids=str)
 pytestmark = pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning")
@@ -120,7 +120,9 @@ def test_raise_leaves_weights_state_and_gradients(variant):
     before = whole_state(mine, guarded)
     set_grads(mine, 1, variant.sparse, NAN)
     grads = bits([p.grad for p in mine])
-    with pytest.raises(nanscan.NonFiniteError, match=r"grad of 'group0.param1' has 1 NaN, 0 Inf of 15 \(first at \[1, 0\]\)"):
+    with pytest.raises(
+        nanscan.NonFiniteError, match=r"grad of 'group0.param1' has 1 NaN, 0 Inf of 15 \(first at \[1, 0\]\)"
+    ):
         guarded.step()
     assert whole_state(mine, guarded) == before
     assert bits([p.grad for p in mine]) == grads

@@ -29,7 +29,7 @@ def scale_grads_(param_groups: Sequence[dict[str, Any]], factor: float, clip_val
     def change(values: list[Tensor]) -> None:
         for group in _by_kind([torch.view_as_real(v) if v.is_complex() else v for v in values]):
             for step in _steps(factor):
-                torch._foreach_mul_(group, step)
+                _multiply(group, step)
             if clip_value is not None and clip_value < torch.finfo(group[0].dtype).max:
                 torch._foreach_clamp_min_(group, -clip_value)
                 torch._foreach_clamp_max_(group, clip_value)
@@ -94,6 +94,15 @@ def _change(param_groups: Sequence[dict[str, Any]], change: Callable[[list[Tenso
     change([v for v in values if not is_float8(v.dtype)] + [wide for _, wide in float8])
     for v, wide in float8:
         v.copy_(wide)
+
+
+def _multiply(group: list[Tensor], factor: float) -> None:
+    """``_foreach_mul_``; on a CPU that one rounds the factor to float16 or bfloat16 first (1e-9 becomes 0)."""
+    if group[0].device.type == "cpu" and group[0].dtype in (torch.float16, torch.bfloat16):
+        for tensor in group:
+            tensor.mul_(factor)
+    else:
+        torch._foreach_mul_(group, factor)
 
 
 def _by_kind(tensors: Sequence[Tensor]) -> list[list[Tensor]]:

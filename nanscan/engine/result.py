@@ -63,6 +63,8 @@ class EngineScan(Protocol):
     def count(self) -> int: ...
     @property
     def signature(self) -> int: ...
+    @property
+    def row_major(self) -> bool: ...
     def rows(self) -> list[Row]: ...
     def bad_rows(self) -> list[Row]: ...
 
@@ -92,6 +94,7 @@ class Scan:
     count: int
     all_rows: tuple[Row, ...]
     signature: int = 0
+    row_major: bool = False
 
     def rows(self) -> list[Row]:
         return list(self.all_rows)

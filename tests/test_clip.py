@@ -1,0 +1,165 @@
+"""`clip_grad_norm_` against torch's, and where torch's is wrong against the truth."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+import nanscan
+from tests.guarded import INF, NAN, bits, make_params, set_grads
+
+ORDERS = [2.0, 2, 1.0, 3.0, 0.5, INF, "inf", -1.0, -INF]
+
+
+def weights(*grads):
+    params = [torch.nn.Parameter(torch.zeros_like(g)) for g in grads]
+    for p, g in zip(params, grads, strict=True):
+        p.grad = g
+    return params
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("max_norm", [0.5, 1e6, INF])
+def test_equals_torchs_norm_and_gradients(order, max_norm):
+    mine, theirs = make_params(), make_params()
+    set_grads(mine, 3)
+    set_grads(theirs, 3)
+    expected = torch.nn.utils.clip_grad_norm_(theirs, max_norm, norm_type=order)
+    norm = nanscan.clip_grad_norm_(mine, max_norm, norm_type=order)
+    torch.testing.assert_close(norm, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close([p.grad for p in mine], [p.grad for p in theirs], rtol=1e-5, atol=1e-8)
+    assert (norm.shape, norm.dtype, norm.device) == (expected.shape, expected.dtype, expected.device)
+
+
+def test_order_zero_counts_the_elements_that_are_not_zero():
+    params = weights(torch.tensor([1.0, 0.0, 2.0]), torch.tensor([5.0]))
+    assert nanscan.clip_grad_norm_(params, None, norm_type=0).item() == 3.0
+
+
+@pytest.mark.parametrize("order", [2.0, INF, 1.0])
+@pytest.mark.parametrize("bad, expected", [(NAN, NAN), (INF, INF), (-INF, INF)])
+def test_nonfinite_element_leaves_all_gradients_alone(order, bad, expected):
+    params = make_params()
+    set_grads(params, 0, bad=bad)
+    before = bits([p.grad for p in params])
+    norm = nanscan.clip_grad_norm_(params, 0.5, norm_type=order).item()
+    assert math.isnan(norm) if math.isnan(expected) else norm == expected
+    assert bits([p.grad for p in params]) == before
+
+
+def test_error_if_nonfinite_names_the_tensor_and_carries_the_report():
+    params = make_params()
+    set_grads(params, 0, bad=NAN)
+    before = bits([p.grad for p in params])
+    with pytest.raises(nanscan.NonFiniteError) as error:
+        nanscan.clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
+    assert str(error.value) == (
+        "the gradients can't be clipped: grad of 'parameters[1]' has 1 NaN, 0 Inf of 15 (first at [1, 0]). They are "
+        "left as they are; with error_if_nonfinite=False the non-finite norm is returned instead."
+    )
+    assert [row.name for row in error.value.report.bad] == ["parameters[1]"]
+    assert bits([p.grad for p in params]) == before
+    set_grads(params, 0)
+    nanscan.clip_grad_norm_(params, 1.0, error_if_nonfinite=True)
+
+
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, NAN])
+def test_limits_that_make_no_sense_are_refused(value):
+    (param,) = weights(torch.tensor([3.0, 4.0]))
+    with pytest.raises(
+        ValueError, match=rf"^max_norm must be a positive number, got {value}; for no clipping give None$"
+    ):
+        nanscan.clip_grad_norm_([param], value)
+    assert param.grad.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("value", [None, INF])
+def test_no_limit_returns_the_norm_and_touches_nothing(value):
+    (param,) = weights(torch.tensor([3.0, 4.0]))
+    assert nanscan.clip_grad_norm_([param], value).item() == 5.0
+    assert param.grad.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("given", [lambda p: p, lambda p: (q for q in [p]), lambda p: (p,), lambda p: iter([p])])
+def test_one_tensor_a_generator_a_tuple_an_iterator(given):
+    (param,) = weights(torch.tensor([3.0, 4.0]))
+    assert nanscan.clip_grad_norm_(given(param), 1.0).item() == 5.0
+    assert param.grad.tolist() == pytest.approx([0.6, 0.8])
+
+
+@pytest.mark.parametrize(
+    "params", [[], [torch.nn.Parameter(torch.zeros(2))], iter(())], ids=["none", "no grad", "iter"]
+)
+def test_nothing_to_clip_is_zero_as_in_torch(params):
+    norm = nanscan.clip_grad_norm_(params, 1.0, norm_type=3)
+    assert bits(norm) == bits(torch.tensor(0.0))
+
+
+def test_float16_norm_beyond_its_range_is_right_and_float32():
+    (param,) = weights(torch.full((2,), 60000.0, dtype=torch.float16))
+    norm = nanscan.clip_grad_norm_([param], 1.0)
+    assert norm.dtype == torch.float32
+    assert norm.item() == pytest.approx(60000 * 2**0.5)
+    assert param.grad.tolist() == pytest.approx([0.7071, 0.7071], rel=2.0**-11)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_factor_is_not_rounded_to_the_gradients_dtype(dtype):
+    (param,) = weights(torch.full((3,), 60000.0, dtype=dtype))
+    nanscan.clip_grad_norm_([param], 1e-3)
+    assert param.grad.tolist() == pytest.approx(
+        [1e-3 / 3**0.5] * 3, rel=2.0**-8 if dtype is torch.bfloat16 else 2.0**-10
+    )
+
+
+def test_float64_keeps_its_precision():
+    params = weights(torch.tensor([1e-3], dtype=torch.float32), torch.tensor([1.0 + 1e-12], dtype=torch.float64))
+    norm = nanscan.clip_grad_norm_(params, None, norm_type=INF)
+    assert (norm.dtype, norm.item()) == (torch.float64, 1.0 + 1e-12)
+
+
+@pytest.mark.parametrize("order", [2.0, INF, 1.0])
+def test_complex_gradients_have_the_norm_of_their_magnitudes(order):
+    (param,) = weights(torch.tensor([3.0 + 4.0j, 1.0j]))
+    expected = torch.linalg.vector_norm(param.grad, order).item()
+    assert nanscan.clip_grad_norm_([param], 1.0, norm_type=order).item() == pytest.approx(expected)
+    assert torch.linalg.vector_norm(param.grad, order).item() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [2.0, 1.0, INF])
+def test_tied_parameter_counts_and_scales_once(order):
+    (param,) = weights(torch.tensor([3.0, 4.0]))
+    expected = torch.linalg.vector_norm(param.grad, order).item()
+    assert nanscan.clip_grad_norm_([param, param], 1.0, norm_type=order).item() == pytest.approx(expected)
+    assert torch.linalg.vector_norm(param.grad, order).item() == pytest.approx(1.0, rel=1e-5)
+
+
+@pytest.mark.parametrize("order", [2.0, 1.0, INF])
+def test_sparse_gradient_is_its_coalesced_values(order):
+    grad = torch.sparse_coo_tensor([[3, 3, 1]], [[1.0], [1.0], [1.5]], (5, 1), check_invariants=True)
+    (param,) = weights(grad)
+    expected = torch.linalg.vector_norm(torch.tensor([2.0, 1.5]), order).item()
+    assert nanscan.clip_grad_norm_([param], 1.0, norm_type=order).item() == pytest.approx(expected)
+    assert param.grad.is_sparse
+    assert torch.linalg.vector_norm(param.grad.coalesce().values(), order).item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_foreach_is_accepted():
+    for foreach in (None, True, False):
+        (param,) = weights(torch.tensor([3.0, 4.0]))
+        assert nanscan.clip_grad_norm_([param], 1.0, foreach=foreach).item() == 5.0
+
+
+def test_graph_of_gradients_survives():
+    weight = torch.nn.Parameter(torch.tensor([2.0]))
+    (weight**3).sum().backward(create_graph=True)
+    nanscan.clip_grad_norm_([weight], 1.0)
+    assert weight.grad.item() == pytest.approx(1.0, rel=1e-5)
+
+
+def test_unreadable_gradient_is_named():
+    (param,) = weights(torch.zeros(2, device="meta"))
+    with pytest.raises(ValueError, match=r"^grad of parameters\[0\] is a meta or fake tensor"):
+        nanscan.clip_grad_norm_([param], 1.0)
