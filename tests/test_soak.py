@@ -15,10 +15,10 @@ import torch
 import nanscan
 
 STEPS = 10_000
-WARM_UP = 2_000  # more than the history holds, so that it is full before anything is measured
 EVERY = 97
+WARM_UP = STEPS - 82 * EVERY  # the history is full by then, and holds as many bad steps as at the end
 PAGE = 4096
-ROOM = 1 << 20  # bytes of resident memory that allocators may still take: 8,000 leaks of 131 bytes would be more
+ROOM = 1 << 20  # bytes of resident memory that allocators may still take: 7,954 leaks of 132 bytes would be more
 
 pytestmark = [
     pytest.mark.soak,
@@ -95,8 +95,8 @@ def _soak(run: Run) -> tuple[list[int], Held, Held]:
 def _assert_nothing_grew(before: Held, after: Held) -> None:
     assert after.resident - before.resident < ROOM
     assert after.references == before.references
-    assert after.objects - before.objects < 50  # a leak of one object per skip would be 82, per step 8,000
-    assert after.blocks - before.blocks < 80
+    assert after.objects - before.objects < 50  # one object lost per skip would be 82, per step 7,954
+    assert after.blocks - before.blocks < 400  # floats come and go; a skip's report lost each time would be over 1,000
 
 
 def test_ten_thousand_steps_count_each_bad_step_and_grow_nothing() -> None:
@@ -136,7 +136,7 @@ def test_a_log_file_has_one_line_per_step_and_costs_no_memory(tmp_path: Path) ->
     for index in range(WARM_UP):
         run.step(index)
     before = Held.now(*run.watched())
-    for index in range(WARM_UP, 2 * WARM_UP):
+    for index in range(WARM_UP, WARM_UP + 20 * EVERY):
         run.step(index)
     _assert_nothing_grew(before, Held.now(*run.watched()))
-    assert len(log.read_text().splitlines()) == 2 * WARM_UP
+    assert len(log.read_text().splitlines()) == WARM_UP + 20 * EVERY
