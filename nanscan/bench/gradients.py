@@ -73,7 +73,8 @@ def fill(buffer: torch.Tensor, seed: int = 0) -> torch.Tensor:
     """Fill a flat buffer with repeated small normal numbers; far quicker than drawing each."""
     pattern = torch.randn(2**20 // buffer.element_size(), generator=torch.Generator().manual_seed(seed)) * 1e-2
     pattern = pattern.to(device=buffer.device, dtype=buffer.dtype)
-    for part in buffer.split(pattern.numel()):
+    for start in range(0, buffer.numel(), pattern.numel()):
+        part = buffer[start : start + pattern.numel()]
         part.copy_(pattern[: part.numel()])
     return buffer
 

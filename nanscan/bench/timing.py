@@ -110,7 +110,8 @@ def interleave(commands: Mapping[str, Command], plan: Plan | None = None) -> Tim
     repeats = {name: _repeats(command, plan) for name, command in commands.items()}
     order, dice = list(commands), random.Random(plan.seed)
     samples: dict[str, list[float]] = {name: [] for name in commands}
-    collecting, _ = gc.isenabled(), gc.disable()
+    collecting = gc.isenabled()
+    gc.disable()
     end = time.perf_counter() + plan.seconds
     try:
         for done in range(plan.max_rounds):
