@@ -66,7 +66,7 @@ def _quick_norms(tensors: Sequence[Tensor]) -> list[tuple[float, float]]:
     for i, tensor in enumerate(tensors):
         if _suits_foreach(tensor):
             groups[tensor.device, tensor.dtype].append(i)
-        elif tensor.device.type == "cpu":
+        elif tensor.device.type == "cpu" and wide_dtype(tensor.device) is torch.float64:
             norms[i] = _blocked_norms(tensor)
         else:
             norms[i] = (math.nan, math.nan) if tensor.numel() else (0.0, 0.0)

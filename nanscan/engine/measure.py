@@ -19,7 +19,7 @@ from nanscan.engine.result import Row
 from nanscan.engine.tensors import Entry
 
 _ROW = {torch.float64: 1 << 14, torch.float32: 1 << 8}  # float32 loses digits in long sums
-_CPU_PIECE = 1 << 19  # 4 MB of float64 stay in cache
+_CPU_PIECE = 1 << 16  # 512 KB of float64 stay in cache
 _DEVICE_PIECE = 1 << 24
 
 

@@ -38,7 +38,12 @@ def specs(without: frozenset[str] = frozenset()) -> st.SearchStrategy[Spec]:
     planted = st.lists(st.tuples(where, st.sampled_from(BAD_VALUES)), max_size=4).map(tuple)
     clean = st.just(()) | planted
     fields = st.tuples(
-        st.sampled_from(DTYPES), st.sampled_from(sorted(LAYOUTS.keys() - without)), shape, span, clean, st.integers(0, 999)
+        st.sampled_from(DTYPES),
+        st.sampled_from(sorted(LAYOUTS.keys() - without)),
+        shape,
+        span,
+        clean,
+        st.integers(0, 999),
     )
     return fields.map(lambda f: Spec(f[0], f[1], f[2], *f[3], f[4], f[5]))
 
