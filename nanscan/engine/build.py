@@ -239,7 +239,8 @@ def _attempt_cuda(config: Config, may_compile: bool) -> Outcome[Path]:
             return Outcome(prebuilt, "prebuilt", f"prebuilt by the installation: {prebuilt}")
         if not _torch_has_cuda():
             how = "failed" if config.cuda == "1" else "not needed"
-            return Outcome(None, how, "This PyTorch is built without CUDA.", "Install a CUDA build of PyTorch.")
+            why = f"This PyTorch is built without CUDA. {no_prebuilt}"
+            return Outcome(None, how, why, "Install a CUDA build of PyTorch.")
         target, build = _plan_cuda(spec)
         if not target.exists() and not may_compile:
             return Outcome(None, "not built", f"{no_prebuilt} It is built on the first scan of a CUDA tensor.")
