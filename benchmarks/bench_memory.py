@@ -38,7 +38,8 @@ class MemoryRow:
 
     @property
     def verdict(self) -> str:
-        return "ok" if max(self.first, self.again) <= self.allowed else "short"
+        over = max(self.first, self.again) - self.allowed
+        return "ok" if over <= 0 else f"short by {over}"
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"allowed": self.allowed, "verdict": self.verdict}

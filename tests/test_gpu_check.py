@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import subprocess
@@ -78,6 +79,12 @@ def test_a_failing_section_does_not_stop_the_next_and_results_name_the_card(
     text = (tmp_path / "NVIDIA_Test_Card_80GB.txt").read_text()
     assert "graph: DOES NOT HOLD" in text and "bandwidth: DOES NOT HOLD" in text
     assert "0 of 2 sections hold" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", SECTIONS)
+def test_every_section_has_its_function(name: str) -> None:
+    module, function = SECTIONS[name].function.split(":")
+    assert callable(getattr(importlib.import_module(f"benchmarks.gpu.{module}"), function))
 
 
 def test_a_section_whose_time_is_used_up_is_not_run(check: ModuleType) -> None:

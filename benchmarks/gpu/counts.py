@@ -72,6 +72,8 @@ def _profiled(command: Command, steps: int) -> Counter[str]:
 
 def _kind(event: Any) -> str:
     """Sorts one profiler event: work on the card by its name, waits of the host by theirs."""
+    if getattr(event, "is_user_annotation", False):  # a span such as "Optimizer.step#AdamW.step", no work
+        return "other"
     if event.device_type == DeviceType.CUDA:
         name = event.name.lower()
         return "copies" if name.startswith("memcpy") else "memsets" if name.startswith("memset") else "kernels"
