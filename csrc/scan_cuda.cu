@@ -24,8 +24,7 @@ using SmallScan = Params<ScanHead, kSmallBytes>;
 using LargeScan = Params<ScanHead, kLargeBytes>;
 using SmallClear = Params<ClearHead, kSmallBytes>;
 
-// ---- errors
-// ----------------------------------------------------------------------------------------------------------
+// ---- errors --------------------------------------------------------------------------------------------------------
 
 constexpr int32_t kBadArgument = -1;
 
@@ -47,8 +46,7 @@ struct Text {
   }
 };
 
-// ---- the current device
-// ----------------------------------------------------------------------------------------------
+// ---- the current device --------------------------------------------------------------------------------------------
 
 template <class F>
 F driver_function(const char* name) {
@@ -85,8 +83,7 @@ class DeviceGuard {
   cudaError_t error_;
 };
 
-// ---- what a device can run at once
-// -----------------------------------------------------------------------------------
+// ---- what a device can run at once ---------------------------------------------------------------------------------
 
 struct Grid {
   const void* kernel = nullptr;
@@ -150,8 +147,7 @@ int32_t get_device(int32_t device, const Text& text, Device& out) {
   return 0;
 }
 
-// ---- launchers
-// -------------------------------------------------------------------------------------------------------
+// ---- launchers -----------------------------------------------------------------------------------------------------
 
 int32_t check_tensors(const Tensor* tensors, int64_t count, const Text& text) {
   if (count < 0 || (count > 0 && tensors == nullptr))
@@ -198,8 +194,7 @@ int32_t scan_with(const Grid& grid, const Scan& scan, const Text& text) {
   return plan_scan(scan, params, [&](P& p) { return launch_kernel(grid, p, scan.stream, scan.device, text); });
 }
 
-// ---- entry points
-// ----------------------------------------------------------------------------------------------------
+// ---- entry points --------------------------------------------------------------------------------------------------
 
 int32_t api_device_count(char* error, int64_t error_bytes) {
   const Text text{error, error_bytes};

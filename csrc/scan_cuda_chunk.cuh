@@ -67,8 +67,7 @@ NANSCAN_DEVICE Row warp_merge(Row row) {
   return row;
 }
 
-// ---- the fast read
-// ---------------------------------------------------------------------------------------------------
+// ---- the fast read -------------------------------------------------------------------------------------------------
 
 // Adds the squares of a vector's components; `top` is the largest magnitude, squared for complex data.
 template <DType T>
@@ -116,8 +115,7 @@ NANSCAN_DEVICE bool read_fast(const Chunk& c, uint32_t lane, Row& out) {
   return total <= Format<T>::kHigh && (total >= Format<T>::kLow || zero);  // false for NaN
 }
 
-// ---- the exact read
-// --------------------------------------------------------------------------------------------------
+// ---- the exact read ------------------------------------------------------------------------------------------------
 
 // Sums of squares of finite numbers of any magnitude.
 struct Squares {
@@ -160,8 +158,7 @@ NANSCAN_DEVICE Row read_elements(DType dtype, const Chunk& c, uint32_t parts, ui
   return out;
 }
 
-// ---- a chunk of any dtype
-// --------------------------------------------------------------------------------------------
+// ---- a chunk of any dtype ------------------------------------------------------------------------------------------
 
 struct Place {
   uint32_t entry;  // index of the tensor in this launch

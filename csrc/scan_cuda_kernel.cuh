@@ -23,12 +23,16 @@ struct Shared {
   bool last;
 };
 
-// ---- where a chunk belongs
-// -------------------------------------------------------------------------------------------
+// ---- where a chunk belongs -----------------------------------------------------------------------------------------
 
-// The entry whose chunks include `chunk`: the last one that begins at or before it. `low` is known to begin before it.
 template <class P>
-NANSCAN_DEVICE Place locate(const P& params, uint32_t chunk, uint32_t low) {
+NANSCAN_DEVICE uint32_t end_of(const P& params, uint32_t entry) {
+  return params.entries[entry + 1].first_chunk - params.entries[entry].gap;
+}
+
+// The last entry that begins at or before `chunk`; `low` is known to be no later one.
+template <class P>
+NANSCAN_DEVICE uint32_t search(const P& params, uint32_t chunk, uint32_t low) {
   uint32_t high = params.head.count;
   while (high - low > 1) {
     const uint32_t middle = (low + high) / 2;
@@ -38,11 +42,20 @@ NANSCAN_DEVICE Place locate(const P& params, uint32_t chunk, uint32_t low) {
       high = middle;
     }
   }
-  return {low, chunk - params.entries[low].first_chunk, params.entries[low + 1].first_chunk - chunk - 1};
+  return low;
 }
 
-// ---- groups
-// ----------------------------------------------------------------------------------------------------------
+// Sets `low` to the entry that `chunk` is in or behind; the place names no entry if the chunk is in none.
+template <class P>
+NANSCAN_DEVICE Place locate(const P& params, uint32_t chunk, uint32_t& low) {
+  if (chunk >= params.head.chunks) return {kNoIndex, 0, 0};
+  low = search(params, chunk, low);
+  const uint32_t end = end_of(params, low);
+  if (chunk >= end) return {kNoIndex, 0, 0};
+  return {low, chunk - params.entries[low].first_chunk, end - chunk - 1};
+}
+
+// ---- groups --------------------------------------------------------------------------------------------------------
 
 // The lane of the first chunk that a group has of a tensor adds up those behind it. Where the tensor begins in the
 // group the sum is its row so far; else it is one of the parts that the last block adds to that row.
@@ -70,14 +83,9 @@ NANSCAN_DEVICE void scan_groups(const P& params, Shared<P>& shared) {
   uint32_t low = 0;
   int parity = 0;
   for (uint32_t group = blockIdx.x; group * kGroupChunks < params.head.chunks; group += gridDim.x, parity ^= 1) {
-    const uint32_t chunk = group * kGroupChunks + warp;
-    Place place = {kNoIndex, 0, 0};
+    const Place place = locate(params, group * kGroupChunks + warp, low);
     Row found = empty_row();
-    if (chunk < params.head.chunks) {
-      place = locate(params, chunk, low);
-      low = place.entry;
-      found = read_chunk(params.entries[place.entry], place, lane);
-    }
+    if (place.entry != kNoIndex) found = read_chunk(params.entries[place.entry], place, lane);
     if (lane == 0) {
       shared.chunk[parity][warp] = found;
       shared.entry[parity][warp] = place.entry;
@@ -87,10 +95,10 @@ NANSCAN_DEVICE void scan_groups(const P& params, Shared<P>& shared) {
   }
 }
 
-// ---- the last block
-// --------------------------------------------------------------------------------------------------
+// ---- the last block ------------------------------------------------------------------------------------------------
 
-// True, for all threads, in the one block that comes last. Then all that the others wrote can be read.
+// True, for all threads, in the one block that comes last. Then all that the others wrote can be read, by ordinary
+// loads: write, fence, atomic there, atomic, barrier, fence, read here is what CUDA's memory model asks for.
 template <class P>
 NANSCAN_DEVICE bool is_last_block(const P& params, Shared<P>& shared) {
   __threadfence();
@@ -104,14 +112,6 @@ NANSCAN_DEVICE bool is_last_block(const P& params, Shared<P>& shared) {
   return true;
 }
 
-// Past the L1 cache, which knows nothing of other blocks' writes.
-NANSCAN_DEVICE Row load_row(const Row* from) {
-  uint4 parts[3];
-  NANSCAN_UNROLL
-  for (int k = 0; k < 3; ++k) parts[k] = __ldcg(reinterpret_cast<const uint4*>(from) + k);
-  return reinterpret_bits<Row>(parts);
-}
-
 struct Parts {
   const Row* first;
   int64_t count;
@@ -120,7 +120,7 @@ struct Parts {
 // What groups after the first found of an entry.
 template <class P>
 NANSCAN_DEVICE Parts parts_of(const P& params, uint32_t entry) {
-  const uint32_t begin = params.entries[entry].first_chunk, end = params.entries[entry + 1].first_chunk;
+  const uint32_t begin = params.entries[entry].first_chunk, end = end_of(params, entry);
   if (begin == end) return {nullptr, 0};
   const uint32_t first = begin / kGroupChunks, last = (end - 1) / kGroupChunks;
   return {params.head.continued + first + 1, static_cast<int64_t>(last - first)};
@@ -129,14 +129,14 @@ NANSCAN_DEVICE Parts parts_of(const P& params, uint32_t entry) {
 // What `count` threads at a stride find together; this one is the `begin`-th.
 NANSCAN_DEVICE Row fold_strided(const Parts& parts, int64_t begin, int64_t stride) {
   Row sum = empty_row();
-  for (int64_t k = begin; k < parts.count; k += stride) merge(sum, load_row(parts.first + k));
+  for (int64_t k = begin; k < parts.count; k += stride) merge(sum, parts.first[k]);
   return sum;
 }
 
 template <class P>
 NANSCAN_DEVICE void add_to_row(const P& params, uint32_t entry, const Row& more) {
   Row* const to = params.head.rows + params.head.first_row + entry;
-  Row row = load_row(to);
+  Row row = *to;
   merge(row, more);
   *to = row;
 }
@@ -192,15 +192,14 @@ template <class P>
 NANSCAN_DEVICE Row fold_rows(const P& params, Shared<P>& shared, int64_t begin, int64_t end) {
   Row sum = empty_row();
   for (int64_t t = begin + threadIdx.x; t < end; t += kThreads) {
-    Row row = load_row(params.head.rows + t);
+    Row row = params.head.rows[t];
     row.first_bad = row.first_bad < 0 ? -1 : t;
     merge(sum, row);
   }
   return block_merge(shared, sum);
 }
 
-// ---- the answer
-// ------------------------------------------------------------------------------------------------------
+// ---- the answer ----------------------------------------------------------------------------------------------------
 
 // How much the fused optimizer must divide by beyond the incoming scale, >= 1: torch's clip_grad_norm_, turned around.
 NANSCAN_DEVICE double clip_divisor(double norm, double scale, double clip_norm) {
@@ -251,8 +250,7 @@ __global__ void __launch_bounds__(kThreads, 2) scan_kernel(const NANSCAN_PARAMS 
   if (is_last_block(params, shared)) finish(params, shared);
 }
 
-// ---- clear
-// -----------------------------------------------------------------------------------------------------------
+// ---- clear ---------------------------------------------------------------------------------------------------------
 
 NANSCAN_DEVICE void fill_zero(char* data, uint32_t bytes, uint32_t lane) {
   const uint32_t offset = static_cast<uint32_t>(reinterpret_cast<uint64_t>(data) & 15);
@@ -270,10 +268,8 @@ __global__ void __launch_bounds__(kThreads) clear_kernel(const NANSCAN_PARAMS P 
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   uint32_t low = 0;
   for (uint32_t group = blockIdx.x; group * kGroupChunks < params.head.chunks; group += gridDim.x) {
-    const uint32_t chunk = group * kGroupChunks + warp;
-    if (chunk >= params.head.chunks) return;
-    const Place place = locate(params, chunk, low);
-    low = place.entry;
+    const Place place = locate(params, group * kGroupChunks + warp, low);
+    if (place.entry == kNoIndex) continue;
     const Entry& entry = params.entries[place.entry];
     fill_zero(const_cast<char*>(address_of(entry, place)), bytes_of(entry, place), lane);
   }

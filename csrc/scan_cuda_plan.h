@@ -1,7 +1,8 @@
 // How a list of tensors becomes kernel launches: host code that touches no device, so that every size can be tested.
 //
 // A tensor is cut into chunks of kChunkBytes, one warp each. kGroupChunks consecutive chunks, of one tensor or of many
-// tiny ones, are a group: the work of a block between two barriers. Both depend on shapes alone, never on the device.
+// tiny ones, are a group: the work of a block between two barriers. Both depend on the list's shapes alone: not on the
+// device, and not on how many tensors its launches take.
 #pragma once
 
 #include <cstddef>
@@ -21,15 +22,16 @@ constexpr int kThreads = 32 * kGroupChunks;
 constexpr int64_t kMaxChunks = int64_t{1} << 31;  // of one launch and of one tensor: 16 TiB
 constexpr int64_t kTicketBytes = 64;
 
-// A tensor in a launch. Its chunks are [first_chunk, first_chunk of the next entry).
+// A tensor in a launch. Its chunks are [first_chunk, first_chunk of the next entry - gap).
 struct alignas(16) Entry {
   uint64_t address;
   uint32_t first_chunk;
   uint16_t last_count;  // elements in the last chunk
   uint8_t dtype;
-  uint8_t reserved;
+  uint8_t gap;  // chunks that belong to no tensor, before the next entry
 };
-static_assert(sizeof(Entry) == 16 && kChunkBytes < (1 << 16), "metadata travels in 16 bytes per tensor");
+static_assert(kGroupChunks < 256 && sizeof(Entry) == 16 && kChunkBytes < (1 << 16),
+              "metadata travels in 16 bytes per tensor");
 
 struct ScanHead {
   uint32_t count;     // entries
@@ -65,6 +67,9 @@ constexpr int kLargeBytes = 32764;  // what CUDA 12.1 takes, from compute capabi
 static_assert(sizeof(Params<ScanHead, kSmallBytes>) <= kSmallBytes &&
               sizeof(Params<ScanHead, kLargeBytes>) <= kLargeBytes);
 
+// The first of each so many tensors begins a group, so that small launches and a large one cut the list alike.
+constexpr int64_t kAligned = Params<ScanHead, kSmallBytes>::kCapacity;
+
 constexpr bool is_dtype(int32_t dtype) {
   return dtype >= 0 && dtype < static_cast<int32_t>(sizeof kComponents / sizeof kComponents[0]);
 }
@@ -78,6 +83,11 @@ inline int64_t chunks_of(const Tensor& t) {
 }
 
 inline int64_t groups_of(int64_t chunks) { return (chunks + kGroupChunks - 1) / kGroupChunks; }
+
+// Chunks to leave out before tensor `index` of a list, where `chunks` have been given out.
+inline int64_t gap_before(int64_t index, int64_t chunks) {
+  return index % kAligned == 0 ? groups_of(chunks) * kGroupChunks - chunks : 0;
+}
 
 // What is wrong with a tensor, or null.
 inline const char* fault_of(const Tensor& t) {
@@ -95,7 +105,7 @@ inline int64_t workspace_bytes(const Tensor* tensors, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t more = chunks_of(tensors[i]);
     if (more < 0) return -1;
-    chunks += more;
+    chunks += gap_before(i, chunks) + more;
   }
   return kTicketBytes + groups_of(chunks) * static_cast<int64_t>(sizeof(Row));  // no launch has more groups than this
 }
@@ -109,8 +119,10 @@ int64_t pack(const Tensor* tensors, int64_t begin, int64_t count, P& params) {
   int64_t chunks = 0, i = begin;
   for (; i < count && i - begin < P::kCapacity; ++i) {
     const Tensor& t = tensors[i];
-    const int64_t more = chunks_of(t);
-    if (chunks + more > kMaxChunks) break;
+    const int64_t more = chunks_of(t), gap = gap_before(i, chunks);
+    if (chunks + gap + more > kMaxChunks) break;
+    if (i > begin) params.entries[i - begin - 1].gap = static_cast<uint8_t>(gap);
+    chunks += gap;
     const int64_t before_last = more == 0 ? 0 : (more - 1) * (kChunkBytes / element_bytes(t.dtype));
     params.entries[i - begin] = {reinterpret_cast<uint64_t>(t.data), static_cast<uint32_t>(chunks),
                                  static_cast<uint16_t>(t.numel - before_last), static_cast<uint8_t>(t.dtype), 0};

@@ -3,8 +3,8 @@
 1. Compiles it for every GPU architecture that the toolkit knows, reads what ptxas says of each kernel, prints the
    registers as a table and insists that nothing is spilled and no kernel needs a stack frame.
 2. Loads the library on this machine and asks it things: without a driver it has to answer in words, not to crash.
-3. In an environment with a CUDA build of PyTorch (``--torch-python``): imports nanscan, builds and loads the CUDA engine
-   as a first scan would, and sees that CPU tensors are scanned all the same.
+3. In an environment with a CUDA build of PyTorch (``--torch-python``): imports nanscan, builds and loads the CUDA
+   engine as a first scan would, and sees that CPU tensors are scanned all the same.
 
 Exit status 0: all well; 1: something is not, named on the last lines; 2: there is no toolkit.
 """

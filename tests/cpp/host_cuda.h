@@ -133,8 +133,6 @@ inline uint32_t atomicAdd(uint32_t* address, uint32_t more) {
   return std::atomic_ref<uint32_t>(*address).fetch_add(more, std::memory_order_relaxed);
 }
 
-inline uint4 __ldcg(const uint4* address) { return *address; }
-
 namespace host_cuda {
 
 // Runs `kernel` on `blocks` blocks of `threads` threads, `at_once` blocks at a time.

@@ -20,8 +20,7 @@ namespace host_scan {
 using namespace nanscan;
 using namespace nanscan::cuda;
 
-// ---- checks
-// ----------------------------------------------------------------------------------------------------------
+// ---- checks --------------------------------------------------------------------------------------------------------
 
 inline int checks = 0, failures = 0;
 
@@ -35,8 +34,7 @@ inline int report(const char* name) {
   return failures == 0 && checks > 0 ? 0 : 1;
 }
 
-// ---- number formats, decoded bit by bit
-// ------------------------------------------------------------------------------
+// ---- number formats, decoded bit by bit ----------------------------------------------------------------------------
 
 constexpr DType kDTypes[] = {
 #define NANSCAN_LIST(name, ...) DType::name,
@@ -93,8 +91,7 @@ inline uint64_t inf_bits(DType dtype) {
   return b.has_inf ? ((uint64_t{1} << b.exponent) - 1) << b.fraction : nan_bits(dtype);
 }
 
-// ---- tensors
-// ---------------------------------------------------------------------------------------------------------
+// ---- tensors -------------------------------------------------------------------------------------------------------
 
 enum class Magnitude { Usual, Denormal, Largest, Mixed, Zero };
 enum class Planted { None, NanFirst, NanLast, InfLast, NanAndInf, AllNan };
@@ -193,8 +190,7 @@ struct List {
   int64_t counted() const { return norm_count < 0 ? static_cast<int64_t>(tensors.size()) : norm_count; }
 };
 
-// ---- the reference
-// ---------------------------------------------------------------------------------------------------
+// ---- the reference -------------------------------------------------------------------------------------------------
 
 // x86's long double squares any double without overflow; elsewhere the magnitudes at the ends would need scaling.
 static_assert(LDBL_MAX_EXP > 4 * DBL_MAX_EXP, "the reference needs the range of an 80-bit long double");
@@ -229,8 +225,7 @@ inline Expected expect(const List& list, size_t index) {
   return e;
 }
 
-// ---- running
-// ---------------------------------------------------------------------------------------------------------
+// ---- running -------------------------------------------------------------------------------------------------------
 
 struct Aligned {
   std::vector<Row> rows;  // 16-byte aligned memory
@@ -322,8 +317,7 @@ inline void clear(const List& list, float flag) {
   });
 }
 
-// ---- comparing
-// -------------------------------------------------------------------------------------------------------
+// ---- comparing -----------------------------------------------------------------------------------------------------
 
 inline bool close(double got, long double expected, double tolerance) {
   const auto rounded = static_cast<double>(expected);

@@ -12,8 +12,7 @@ namespace {
 
 using namespace host_scan;
 
-// ---- values
-// ----------------------------------------------------------------------------------------------------------
+// ---- values --------------------------------------------------------------------------------------------------------
 
 // Nothing, a few elements, odd ones, and those around one chunk and more.
 std::vector<int64_t> sizes_of(DType dtype) {
@@ -65,8 +64,7 @@ void every_pattern() {
   }
 }
 
-// ---- long tensors and many of them
-// -----------------------------------------------------------------------------------
+// ---- long tensors and many of them ---------------------------------------------------------------------------------
 
 // Tensors whose parts a thread, a warp and the whole block add up, with a bad element in the last, partial chunk only.
 void long_tensors() {
@@ -93,18 +91,28 @@ List mixed_list(uint64_t seed, int tensors) {
   return list;
 }
 
-// Several launches into one list of rows give the bits of a single one.
+// Several launches into one list of rows.
 void several_launches() {
   const List list = mixed_list(3, 60);
-  const Answer one = run(list);
-  compare(list, one);
-  check(one.launches == 1, "60 tensors take one launch");
   using P = Params<ScanHead, 256>;
   const Answer many = run<P>(list);
   check(many.launches == (60 + P::kCapacity - 1) / P::kCapacity && many.launches > 5,
         "60 tensors take several launches");
   compare(list, many);
-  check_same(one, many, "several launches");
+}
+
+// The bits are those of one launch with parameters of 32 KB, wherever the parameters of 4 KB make it several.
+void small_and_large_parameters() {
+  List list;
+  const int64_t group = kChunkBytes / 2 * kGroupChunks;
+  for (int i = 0; i < 2 * kAligned + 9; ++i) {
+    const int64_t size = i % 50 == 49 ? 6 * group + i : i % kAligned == kAligned - 1 ? 0 : 1 + i % 9;
+    list.add(DType::Float16, size, 0, Magnitude::Usual, i % 100 == 99 ? Planted::NanLast : Planted::None, i);
+  }
+  const Answer small = run(list), large = run<Params<ScanHead, kLargeBytes>>(list);
+  check(small.launches == 3 && large.launches == 1, "three launches or one");
+  compare(list, small);
+  check_same(small, large, "another size of the parameters");
 }
 
 // The same bits for any number of blocks, fewer and more than there are groups, and for any alignment.
@@ -131,8 +139,7 @@ void workspace_reuse() {
   }
 }
 
-// ---- the header
-// ------------------------------------------------------------------------------------------------------
+// ---- the header ----------------------------------------------------------------------------------------------------
 
 void empty_lists() {
   compare(List(), run(List()));
@@ -179,8 +186,7 @@ void incoming_flag() {
   }
 }
 
-// ---- clear
-// -----------------------------------------------------------------------------------------------------------
+// ---- clear ---------------------------------------------------------------------------------------------------------
 
 void clear_where_flagged() {
   for (const float flag : {0.0f, 1.0f, 2.0f, NAN}) {
@@ -196,8 +202,7 @@ void clear_where_flagged() {
   }
 }
 
-// ---- sizes, without memory
-// -------------------------------------------------------------------------------------------
+// ---- sizes, without memory -----------------------------------------------------------------------------------------
 
 void huge_sizes() {
   const int64_t n = (int64_t{1} << 33) + 5;
@@ -208,11 +213,13 @@ void huge_sizes() {
   check(workspace_bytes(tensors, 2) == kTicketBytes + groups * int64_t{sizeof(Row)}, "its workspace");
   Params<ScanHead, kSmallBytes> params;
   check(pack(tensors, 0, 2, params) == 2 && params.entries[0].last_count == 5, "its last chunk");
-  const Place place = locate(params, static_cast<uint32_t>(chunks_of(tensors[0])) - 1, 0);
+  uint32_t low = 0;
+  const Place place = locate(params, static_cast<uint32_t>(chunks_of(tensors[0])) - 1, low);
   check(place.entry == 0 && place.after == 0, "its last chunk is found");
   check(address_of(params.entries[0], place) == reinterpret_cast<char*>(64) + (n - 5) * 4, "at a 64-bit address");
   check(bytes_of(params.entries[0], place) == 20, "with its bytes");
-  const Place first = locate(params, 0, 0);
+  low = 0;
+  const Place first = locate(params, 0, low);
   check(first.index == 0 && first.after == chunks_of(tensors[0]) - 1, "its first chunk has all others behind it");
   const Tensor too_large = {reinterpret_cast<void*>(64), int64_t{1} << 43, DType::Float64, 0};
   check(chunks_of(too_large) == -1 && fault_of(too_large) != nullptr, "a tensor above 16 TiB is refused");
@@ -246,6 +253,7 @@ const std::pair<const char*, void (*)()> kTests[] = {
     {"every_pattern", every_pattern},
     {"long_tensors", long_tensors},
     {"several_launches", several_launches},
+    {"small_and_large_parameters", small_and_large_parameters},
     {"same_bits", same_bits},
     {"workspace_reuse", workspace_reuse},
     {"empty_lists", empty_lists},
