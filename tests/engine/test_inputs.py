@@ -194,7 +194,7 @@ def test_a_complex_element_counts_once_as_nan_if_either_part_is(engine: Engine) 
 def test_sparse_rows_are_summed_before_they_are_scanned(engine: Engine, dtype: torch.dtype) -> None:
     i = torch.tensor([[3, 1, 3, 0]])
     v = torch.tensor([[1.0, 2], [1, 1], [1, math.inf], [0, 0]]).to(dtype)
-    t = torch.sparse_coo_tensor(i, v, (5, 2))
+    t = torch.sparse_coo_tensor(i, v, (5, 2), check_invariants=True)
     row = engine.scan([t]).rows()[0]
     assert (row.nan_count, row.inf_count) == (0, 1)
     assert row.finite_norm == pytest.approx(math.sqrt(6), rel=1e-7)
@@ -202,7 +202,7 @@ def test_sparse_rows_are_summed_before_they_are_scanned(engine: Engine, dtype: t
 
 
 def test_infs_of_opposite_sign_in_one_sparse_row_are_a_nan(engine: Engine) -> None:
-    t = torch.sparse_coo_tensor([[1, 1]], [math.inf, -math.inf], (3,))
+    t = torch.sparse_coo_tensor([[1, 1]], [math.inf, -math.inf], (3,), check_invariants=True)
     row = engine.scan([t]).rows()[0]
     assert (row.nan_count, row.inf_count) == (1, 0)
 
