@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,19 @@ def test_guide_lists_every_variable() -> None:
     variables = set(re.findall(r"NANSCAN_[A-Z_]+", (ROOT / "nanscan" / "config.py").read_text()))
     assert variables - set(re.findall(r"NANSCAN_[A-Z_]+", guide)) == set()
     assert load_config({}).engine == Config().engine == "auto"
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="no make on PATH")
+def test_every_make_target_that_is_written_about_exists() -> None:
+    commands = {name for page in PAGES for name in re.findall(r"(?:`|^)make ([a-z]+)", page.read_text(), re.MULTILINE)}
+    assert {"demo", "test", "bench", "lint", "cuda"} <= commands
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    for target in sorted(commands):
+        done = subprocess.run(["make", "-n", target], cwd=ROOT, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, f"{target}: {done.stderr}"
+
+
+def test_ci_runs_the_documented_command_and_nothing_else() -> None:
+    lines = [line for line in (ROOT / ".ci" / "run").read_text().splitlines() if not line.startswith("#")]
+    assert lines[-1] == "exec make test"
+    assert lines[:-1] == ["set -euo pipefail", 'cd "$(dirname "$0")/.."']
