@@ -97,19 +97,20 @@ NANSCAN_DEVICE void scan_groups(const P& params, Shared<P>& shared) {
 
 // ---- the last block ------------------------------------------------------------------------------------------------
 
-// True, for all threads, in the one block that comes last. Then all that the others wrote can be read, by ordinary
-// loads: write, fence, atomic there, atomic, barrier, fence, read here is what CUDA's memory model asks for.
+// True, for all threads, in the one block that comes last; that one can read all that the others wrote, by ordinary
+// loads. In the order of CUDA's memory model: writes, barrier, fence, atomic there; atomic, fence, barrier, reads here.
 template <class P>
 NANSCAN_DEVICE bool is_last_block(const P& params, Shared<P>& shared) {
-  __threadfence();
   __syncthreads();
-  // atomicInc wraps to 0 at the last block, so that the ticket is ready for the next launch whatever its grid.
-  if (threadIdx.x == 0) shared.last = atomicInc(params.head.ticket, gridDim.x - 1) == gridDim.x - 1;
-  if (threadIdx.x == 0) shared.listed = 0;
+  if (threadIdx.x == 0) {
+    __threadfence();
+    // atomicInc wraps to 0 at the last block, so that the ticket is ready for the next launch whatever its grid.
+    shared.last = atomicInc(params.head.ticket, gridDim.x - 1) == gridDim.x - 1;
+    __threadfence();
+    shared.listed = 0;
+  }
   __syncthreads();
-  if (!shared.last) return false;
-  __threadfence();
-  return true;
+  return shared.last;
 }
 
 struct Parts {
@@ -228,15 +229,13 @@ NANSCAN_DEVICE void write_header(const ScanHead& head, const Row& counted, const
   out.clip_factor = found ? 1.0 : 1.0 / divisor;
 }
 
-// The threads' own rows are read by others of the block after its barriers; rows of earlier launches are complete.
+// A barrier lies between each row's writing and its reading; the rows of earlier launches are complete.
 template <class P>
 NANSCAN_DEVICE void finish(const P& params, Shared<P>& shared) {
   fold_short(params, shared);
-  __threadfence();
   __syncthreads();
   fold_long(params, shared);
   if (params.head.header == nullptr) return;  // a later launch has the rest of the tensors
-  __threadfence();
   __syncthreads();
   const Row counted = fold_rows(params, shared, 0, params.head.norm_count);
   const Row others = fold_rows(params, shared, params.head.norm_count, params.head.total);
