@@ -106,7 +106,9 @@ def _values(tensors: Any) -> Iterator[_Item]:
 
 def _of_module(module: nn.Module) -> Iterator[_Item]:
     """Parameters and buffers that can hold a NaN, under every name they have; quantized weights are integers."""
-    named = [("parameter", *pair) for pair in module.named_parameters(remove_duplicate=False)]
+    named: list[tuple[str, str, Tensor]] = [
+        ("parameter", *pair) for pair in module.named_parameters(remove_duplicate=False)
+    ]
     named += [("buffer", *pair) for pair in module.named_buffers(remove_duplicate=False)]
     for position, (kind, name, value) in enumerate(named):
         if value.is_floating_point() or value.is_complex():

@@ -44,6 +44,12 @@ def engine(request: pytest.FixtureRequest) -> Engine:
     return load_engine(str(request.param))
 
 
+@pytest.fixture(params=ENGINES[1:], scope="session")
+def fast_engine(request: pytest.FixtureRequest) -> Engine:
+    """Every engine but the reference: for tests that compare with it."""
+    return load_engine(str(request.param))
+
+
 def load_engine(name: str) -> Engine:
     """An engine by name. Without a native one the test is skipped, or fails where NANSCAN_REQUIRE_NATIVE=1."""
     if name != "native":

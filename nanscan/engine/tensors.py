@@ -127,7 +127,8 @@ def _compressed_index(tensor: Tensor, at: tuple[int, ...]) -> tuple[int, ...]:
     plain = tensor.col_indices() if by_row else tensor.row_indices()
     lead, k = at[:batch], at[batch]
     major = int(torch.searchsorted(ends[lead].contiguous(), k, right=True)) - 1
-    row, column = (major, int(plain[(*lead, k)])) if by_row else (int(plain[(*lead, k)]), major)
+    minor = int(plain[lead][k])
+    row, column = (major, minor) if by_row else (minor, major)
     rest = at[batch + 1 :]
     if tensor.layout in (torch.sparse_bsr, torch.sparse_bsc):
         height, width = tensor.values().shape[batch + 1 : batch + 3]

@@ -55,10 +55,10 @@ def check_same(got: EngineScan, want: EngineScan, tensors: list[Tensor]) -> None
 
 @given(batch=BATCH)
 def test_every_engine_gives_the_reference_numbers_for_any_dtype_layout_and_magnitude(
-    engine: Engine, batch: list[Spec]
+    fast_engine: Engine, batch: list[Spec]
 ) -> None:
     tensors = [make(spec)[0] for spec in batch]
-    check_same(engine.scan(tensors), reference.scan(tensors), tensors)
+    check_same(fast_engine.scan(tensors), reference.scan(tensors), tensors)
 
 
 @given(batch=BATCH)
@@ -81,25 +81,25 @@ def test_gradients_scan_like_the_tensors_they_are(engine: Engine, batch: list[Sp
     check_same(engine.scan_grads(groups), reference.scan(tensors), tensors)
 
 
-BOUNDARIES = [2**k + d for k in (8, 10, 12, 14, 16, 18, 19) for d in (-1, 0, 1)] + [3 * 2**19 + 17]
+BOUNDARIES = [2**k + d for k in (8, 10, 12, 14, 16, 18) for d in (-1, 0, 1)] + [2**19 + 17]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_no_element_is_lost_or_read_twice_at_a_chunk_boundary(engine: Engine, dtype: torch.dtype) -> None:
+def test_no_element_is_lost_or_read_twice_at_a_chunk_boundary(fast_engine: Engine, dtype: torch.dtype) -> None:
     tensors = []
     for count in BOUNDARIES:
         x = torch.full((count + 7,), math.nan, dtype=torch.float32).to(dtype)[3 : 3 + count]
         tensors.append(x.copy_(torch.linspace(0.5, 1.5, count, dtype=torch.float32).to(dtype)))
-    check_same(engine.scan(tensors), reference.scan(tensors), tensors)
+    check_same(fast_engine.scan(tensors), reference.scan(tensors), tensors)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_single_bad_element_is_found_wherever_it_is(engine: Engine, dtype: torch.dtype, bad: float) -> None:
-    count = 2**19 + 5
+    count = 2**17 + 5
     bad = writable(bad, dtype)
     x = torch.ones(count, dtype=torch.float32).to(dtype)
-    for at in (0, 1, 255, 256, 16383, 16384, 65535, 65536, 2**19 - 1, 2**19, count - 1):
+    for at in (0, 1, 255, 256, 16383, 16384, 65535, 65536, 2**17 - 1, 2**17, count - 1):
         x[at] = bad
         row = engine.scan([x]).rows()[0]
         assert (row.nan_count, row.inf_count, row.first_bad) == (int(math.isnan(bad)), int(math.isinf(bad)), at)
@@ -132,11 +132,11 @@ def test_first_bad_is_in_row_major_order_in_a_large_permuted_tensor(
 
 @pytest.mark.parametrize("dtype", REAL + COMPLEX, ids=str)
 @pytest.mark.parametrize("position", [0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0])
-def test_norm_holds_at_any_magnitude_of_the_dtype(engine: Engine, dtype: torch.dtype, position: float) -> None:
+def test_norm_holds_at_any_magnitude_of_the_dtype(fast_engine: Engine, dtype: torch.dtype, position: float) -> None:
     real = torch.float32 if dtype is torch.complex64 else torch.float64 if dtype is torch.complex128 else dtype
     x = numbers(50_000, real, position, position, 0)
     x = torch.view_as_complex(x.view(-1, 2)) if dtype.is_complex else x
-    norm = engine.scan([x]).norm
+    norm = fast_engine.scan([x]).norm
     want = reference.scan([x]).norm
     assert same_number(norm, want, tolerance(x))
     assert want > 0
@@ -151,15 +151,17 @@ def test_norm_in_total_holds_where_one_tensor_is_huge_and_one_tiny(engine: Engin
 
 
 @pytest.mark.parametrize("dtype", FLOAT8, ids=str)
-def test_all_256_float8_codes_are_read_as_pytorch_reads_them(engine: Engine, dtype: torch.dtype) -> None:
+def test_all_256_float8_codes_are_read_as_pytorch_reads_them(fast_engine: Engine, dtype: torch.dtype) -> None:
     for code in range(256):
         x = torch.full((3,), code, dtype=torch.uint8).view(dtype)
-        check_same(engine.scan([x]), reference.scan([x]), [x])
+        check_same(fast_engine.scan([x]), reference.scan([x]), [x])
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_all_65536_codes_of_a_16_bit_dtype_are_read_as_pytorch_reads_them(engine: Engine, dtype: torch.dtype) -> None:
+def test_all_65536_codes_of_a_16_bit_dtype_are_read_as_pytorch_reads_them(
+    fast_engine: Engine, dtype: torch.dtype
+) -> None:
     codes = torch.arange(65536).to(torch.uint16).view(dtype)
-    rows = engine.scan(list(codes.view(4096, 16))).rows()
+    rows = fast_engine.scan(list(codes.view(4096, 16))).rows()
     for row, want in zip(rows, reference.scan(list(codes.view(4096, 16))).rows(), strict=True):
         assert same_row(row, want, codes), (row, want)
