@@ -207,6 +207,17 @@ def test_infs_of_opposite_sign_in_one_sparse_row_are_a_nan(engine: Engine) -> No
     assert (row.nan_count, row.inf_count) == (1, 0)
 
 
+def test_sparse_tensors_with_the_same_values_in_other_rows_are_two_tensors(engine: Engine) -> None:
+    values = torch.tensor([3.0, 4.0])
+    a, b = (
+        torch.sparse_coo_tensor(i, values, (9,), is_coalesced=True, check_invariants=True) for i in ([[0, 1]], [[5, 7]])
+    )
+    assert a.values().data_ptr() == b.values().data_ptr()
+    found = engine.scan([a, b, a])
+    assert [(r.position, tuple(r.also)) for r in found.rows()] == [(0, (2,)), (1, ())]
+    assert found.norm == pytest.approx(math.sqrt(50), rel=1e-15)
+
+
 @pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
 def test_compressed_sparse_tensors_are_scanned_and_placed(engine: Engine, layout: str) -> None:
