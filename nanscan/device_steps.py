@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, ClassVar
@@ -86,7 +87,7 @@ class DeviceSource:
         """The result on the host; waits for it the first time."""
         if self._result is None:
             scan: EngineScan = self.scan.result()
-            if self.scale != 1.0:
+            if self.scale != 1.0 and 0.0 < self.scale < math.inf:
                 scan = Unscaled(scan, self.scale, self._params)
             self._result = ScanSource(scan, self._labels)
         return self._result

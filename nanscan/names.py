@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from nanscan.engine.result import BadInput
 from nanscan.engine.tensors import full_shape
 from nanscan.report import Label
 
-__all__ = ["Names", "buffers_of", "label_of", "names_of"]
+__all__ = ["Joined", "Names", "buffers_of", "label_of", "names_of"]
 
 _WRAPPED = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _PARALLEL = (nn.DataParallel, nn.parallel.DistributedDataParallel)
@@ -67,6 +67,28 @@ class Names:
         return [
             label_of(p if p.grad is None else p.grad, names, "grad") for p, names in zip(params, found, strict=True)
         ]
+
+
+class Joined(Sequence[Label]):
+    """Two lists of labels as one, without a copy."""
+
+    __slots__ = ("_first", "_second")
+
+    def __init__(self, first: Sequence[Label], second: Sequence[Label]) -> None:
+        self._first = first
+        self._second = second
+
+    def __len__(self) -> int:
+        return len(self._first) + len(self._second)
+
+    @overload
+    def __getitem__(self, index: int) -> Label: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Label]: ...
+    def __getitem__(self, index: int | slice) -> Label | list[Label]:
+        if isinstance(index, slice):
+            return [*self._first, *self._second][index]
+        return self._first[index] if index < len(self._first) else self._second[index - len(self._first)]
 
 
 def _group_names(groups: Sequence[dict[str, Any]], by_id: dict[int, tuple[str, ...]]) -> Iterator[tuple[str, ...]]:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from nanscan.engine.result import EngineScan, Row
@@ -156,11 +156,11 @@ class Report:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        fields = self.__dict__
-        source = fields.get("_source")
-        if source is None or name not in self.__dataclass_fields__:
+        fields, item = self.__dict__, self.__dataclass_fields__.get(name)
+        if item is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        value = source.field(name) if name in source.provides else _default(self.__dataclass_fields__[name])
+        source = fields.get("_source")
+        value = source.field(name) if source is not None and name in source.provides else _default(item)
         fields[name] = value
         return value
 
@@ -174,9 +174,17 @@ class Report:
         return self
 
     def without_table(self: _R) -> _R:
-        """A copy whose `tensors` holds the bad rows only; totals and `bad` stay."""
-        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self) if item.name != "tensors"}
-        return type(self)(tensors=self.bad, **fields)
+        """A copy whose `tensors` holds the bad rows only; totals and `bad` stay. It keeps no engine result alive."""
+        own = self.__dict__
+        bad = () if self.finite else self.bad
+        if "_source" in own:
+            for name in own["_source"].provides - own.keys() - {"bad", "tensors"}:
+                getattr(self, name)
+        slim = object.__new__(type(self))
+        slim.__dict__.update(own)
+        slim.__dict__.pop("_source", None)
+        slim.__dict__.update(bad=bad, tensors=bad)
+        return slim
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain Python data, rows as dicts; NaN and Inf stay floats."""
@@ -188,10 +196,8 @@ class Report:
         Args:
             tensors: False leaves the table of all tensors out (the bad ones stay).
         """
-        data = self.to_dict()
-        if not tensors:
-            del data["tensors"]
-        return json.dumps(_strict(data), allow_nan=False)
+        names = [name for name in self.__dataclass_fields__ if tensors or name != "tensors"]
+        return json.dumps({name: _strict(_plain(getattr(self, name))) for name in names}, allow_nan=False)
 
     @classmethod
     def from_dict(cls: type[_R], data: Mapping[str, Any]) -> _R:
@@ -313,7 +319,9 @@ def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _default(item: dataclasses.Field[Any]) -> Any:
-    return item.default if item.default is not dataclasses.MISSING else cast(Any, item.default_factory)()
+    if item.default_factory is dataclasses.MISSING:
+        raise AttributeError(f"field {item.name!r} was not filled")
+    return item.default_factory()
 
 
 def _required(item: dataclasses.Field[Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,11 +19,13 @@ from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
 from nanscan.fused import has_step_hooks, one_device, ready_to_skip, step_with, takes_scale
 from nanscan.history import Healthy, Record, repeat_offender
-from nanscan.names import Names, label_of
+from nanscan.names import Joined, Names, label_of
 from nanscan.policy import Action, Policy, clip_factor
 from nanscan.report import Label, StepReport
 
 __all__ = ["GuardedSteps"]
+
+_LARGEST_DIVISOR = 1e38  # a fused optimizer is given the divisor as a float32
 
 
 class GuardedSteps(torch.optim.Optimizer):
@@ -117,7 +120,10 @@ class GuardedSteps(torch.optim.Optimizer):
             if self._can_defer():
                 return self._launch(kwargs, scale, found_inf)
             flagged = found_inf is not None and not float(found_inf) <= 0
-            return self.host_step(kwargs, 1.0 if scale is None else float(scale), flagged)
+            factor = 1.0 if scale is None else float(scale)
+            if not 0.0 < factor < math.inf:  # a loss scale that went to 0 or inf: nothing can be unscaled
+                factor, flagged = 1.0, True
+            return self.host_step(kwargs, factor, flagged)
         except BaseException:  # GradScaler deletes these only after a step that returned
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)
@@ -181,7 +187,7 @@ class GuardedSteps(torch.optim.Optimizer):
         except BadInput as error:
             raise self._explained(error) from None
         labels = self._names.labels(scan.signature, groups)
-        return scan, [*labels, *_loss_labels(losses)] if losses else labels
+        return scan, Joined(labels, _loss_labels(losses)) if losses else labels
 
     def _params(self) -> int:
         return sum(len(group["params"]) for group in self.optimizer.param_groups)
@@ -202,7 +208,7 @@ class GuardedSteps(torch.optim.Optimizer):
             scale = 1.0
             norm = engine.scan_grads(groups).norm if self.policy.clip_norm is not None else norm
         factor = clip_factor(norm, self.policy.clip_norm)
-        if self._fused_divides(scan):
+        if scale / factor < _LARGEST_DIVISOR and self._fused_divides(scan):
             self._divisor = scale / factor
         elif factor / scale != 1.0:
             engine.scale_grads_(groups, factor / scale)
@@ -329,7 +335,7 @@ class GuardedSteps(torch.optim.Optimizer):
             return report
 
         flag = found_inf if isinstance(found_inf, Tensor) else None
-        every = [*labels, *_loss_labels(losses)] if losses else labels
+        every = Joined(labels, _loss_labels(losses)) if losses else labels
         return self._device_steps.launch(
             self.optimizer, kwargs, make, every, losses, self.policy.clip_norm, grad_scale, flag
         )

@@ -147,6 +147,16 @@ def test_found_inf_of_zero_steps_whatever_its_type(flag):
     assert weight.tolist() == [0.5, 1.5]
 
 
+@pytest.mark.parametrize("scale", [0.0, INF, NAN])
+def test_loss_scale_that_cannot_be_divided_by_skips(scale):
+    weight, optimizer, _ = setup(MAKERS["foreach"])
+    weight.grad = torch.zeros(2)
+    optimizer.found_inf, optimizer.grad_scale = torch.tensor(0.0), torch.tensor(scale)
+    optimizer.step()
+    assert optimizer.step_was_skipped
+    assert weight.tolist() == [1.0, 2.0]
+
+
 def test_skip_for_a_reason_outside_these_gradients_says_so():
     weight, optimizer, _ = setup(MAKERS["foreach"])
     weight.grad = torch.ones(2)

@@ -212,6 +212,32 @@ def test_nan_while_sam_has_perturbed_the_weights_restores_everything(evaluation)
     assert everything() == before
 
 
+class Extragradient(torch.optim.Optimizer):
+    """A third-party optimizer that steps with its base optimizer, evaluates, and steps again."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, options)
+        self.base = torch.optim.SGD(self.param_groups, **options)
+
+    def step(self, closure=None):
+        for _ in range(2):
+            loss = closure()
+            self.base.step()
+        return loss
+
+
+def test_state_of_a_base_optimizer_that_stepped_already_is_restored():
+    weight = torch.nn.Parameter(torch.tensor([-1.2, 1.0]))
+    guarded = nanscan.wrap(Extragradient([weight], lr=1e-4, momentum=0.9))
+    closure = Rosenbrock(guarded, weight)
+    guarded.step(closure)
+    before = bits(weight), bits(guarded.optimizer.base.state_dict())
+    closure.bad_at = 3
+    guarded.step(closure)
+    assert guarded.step_was_skipped
+    assert (bits(weight), bits(guarded.optimizer.base.state_dict())) == before
+
+
 class Swallows(torch.optim.SGD):
     """A third-party optimizer that moves the weights first and catches whatever its closure raises."""
 

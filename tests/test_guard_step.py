@@ -82,6 +82,13 @@ def test_zero_clips_by_the_norm_of_the_finite_elements():
     assert optimizer.last_report.finite_norm == 5.0
 
 
+@pytest.mark.parametrize("fused", [True, False])
+def test_norm_that_is_huge_against_the_limit_is_clipped_and_not_lost(fused):
+    weight, optimizer = one([0.0, 0.0], inner={"fused": fused}, clip_norm=1e-3)
+    step(optimizer, weight, [3e38, 0.0])
+    assert weight.tolist() == pytest.approx([-1e-3, 0.0], rel=1e-5)
+
+
 @pytest.mark.parametrize("make", [torch.optim.SGD, lambda ps, lr: torch.optim.SGD(ps, lr=lr, fused=True)])
 def test_hooks_see_the_clipped_gradients(make):
     weight, optimizer = one([0.0, 0.0], make=make, clip_norm=1.0)
