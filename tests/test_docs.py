@@ -18,9 +18,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 
 
 def spoken() -> str:
-    """Every string of the package, those split over lines joined, values in them shown as `…`."""
+    """Every string of the package and its build, those split over lines joined, values in them shown as `…`."""
     texts: list[str] = []
-    for path in (ROOT / "nanscan").rglob("*.py"):
+    for path in [*(ROOT / "nanscan").rglob("*.py"), ROOT / "setup.py"]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 texts.append("".join(part.value if isinstance(part, ast.Constant) else "…" for part in node.values))
@@ -32,7 +32,7 @@ def spoken() -> str:
 def quoted_messages() -> list[str]:
     """The messages of the troubleshooting page: those of its headings and those in the first column of its tables."""
     text = (ROOT / "docs" / "troubleshooting.md").read_text()
-    return re.findall(r"^### `(.+?)`", text, re.MULTILINE) + re.findall(r"^\| `(.+?)` \|", text, re.MULTILINE)
+    return re.findall(r"^(?:### |\| )`([^`]+)`", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize("message", quoted_messages())
