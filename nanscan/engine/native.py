@@ -35,19 +35,19 @@ class NativeEngine:
     def scan(self, tensors: Sequence[Tensor | None], extra: Sequence[Tensor] = ()) -> EngineScan:
         """See `nanscan.engine.scan`."""
         try:
-            return self._cuda.wait(self._c.scan(tensors, extra, resolve_at, self._cuda))
+            answer: EngineScan = self._cuda.wait(self._c.scan(tensors, extra, resolve_at, self._cuda))
         except self._c.Unserved:
             return eager.scan(tensors, extra)
+        return answer
 
     def scan_grads(self, param_groups: Sequence[dict[str, Any]], extra: Sequence[Tensor] = ()) -> EngineScan:
         """See `nanscan.engine.scan_grads`."""
         try:
-            answer: EngineScan = self._c.scan_gradients(
-                param_groups, extra, resolve_at, self._cuda, math.inf, None, None
-            )
+            queued = self._c.scan_gradients(param_groups, extra, resolve_at, self._cuda, math.inf, None, None)
+            answer: EngineScan = self._cuda.wait(queued)
         except self._c.Unserved:
             return eager.scan_grads(param_groups, extra)
-        return self._cuda.wait(answer)
+        return answer
 
     def scale_grads_(
         self, param_groups: Sequence[dict[str, Any]], factor: float, clip_value: float | None = None
