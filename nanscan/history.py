@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["Healthy", "History", "Record", "repeat_offender"]
 
 TABLE_BYTES = 32 << 20  # what the per-tensor tables of all reports in a ring may take together
-ROW_BYTES = 100  # an engine's row in C++ with its share of containers; measured at 64 to 96
+ROW_BYTES = 250  # a row of an engine in Python; a compiled one says itself what it holds (about 20)
 OFFENDER_STEPS = 3
 
 
@@ -100,7 +100,7 @@ class History(Sequence[StepReport]):
         self._full.append(entry)
         if rows > self._rows:
             self._rows = rows
-            self._limit = min(self.size, max(1, TABLE_BYTES // (rows * ROW_BYTES)))
+            self._limit = min(self.size, max(1, TABLE_BYTES // _table_bytes(entry, rows)))
         if len(self._full) > self._limit or self._slim:
             self._shrink()
 
@@ -150,6 +150,11 @@ class History(Sequence[StepReport]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         History.__init__(self, state["size"], state["entries"])
+
+
+def _table_bytes(entry: Entry, rows: int) -> int:
+    scan = entry.scan if isinstance(entry, Healthy) else getattr(vars(entry).get("_source"), "scan", None)
+    return int(getattr(scan, "nbytes", rows * ROW_BYTES))
 
 
 class Record:

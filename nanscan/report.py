@@ -106,7 +106,8 @@ class Report:
         nan_count: how many elements are NaN (a complex element counts once).
         inf_count: how many elements are Inf and not NaN.
         numel: how many elements were read.
-        tensors: one `TensorReport` for each tensor, in the order given.
+        tensors: one `TensorReport` for each tensor, in the order given. Made each time it is read (about 2 us a row):
+            keep it where you need it more than once.
         bad: those of `tensors` that hold a NaN or Inf.
         origin: where the first NaN or Inf was made, if that was looked for; else None.
 
@@ -161,7 +162,8 @@ class Report:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         source = fields.get("_source")
         value = source.field(name) if source is not None and name in source.provides else _default(item)
-        fields[name] = value
+        if name != "tensors":  # a table of thousands of rows is made anew each time: a history of them must stay small
+            fields[name] = value
         return value
 
     def __getstate__(self) -> dict[str, Any]:

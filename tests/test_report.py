@@ -51,6 +51,13 @@ def test_fields_are_taken_from_the_scan_when_they_are_read_and_once():
     assert scan.asked == ["finite"]
 
 
+def test_table_is_not_kept_by_the_report_that_was_asked_for_it():
+    report = step_report()
+    assert len(report.tensors) == 2
+    assert "tensors" not in vars(report)
+    assert report.bad is report.bad
+
+
 def test_rows_have_names_shapes_and_index_tuples():
     report = step_report()
     tied, bias = report.tensors
