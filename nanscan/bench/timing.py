@@ -46,7 +46,7 @@ class Plan:
     seconds: float = 2.0
     min_rounds: int = 7
     max_rounds: int = 2000
-    block: float = 1e-4
+    block: float = 1e-3
     prepare: Command | None = None
     timer: Callable[[Command, int], float] = wall_clock
     seed: int = 0
