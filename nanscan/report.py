@@ -106,7 +106,7 @@ class Report:
         nan_count: how many elements are NaN (a complex element counts once).
         inf_count: how many elements are Inf and not NaN.
         numel: how many elements were read.
-        tensors: one `TensorReport` for each tensor, in the order given. Made each time it is read (about 2 us a row):
+        tensors: one `TensorReport` for each tensor, in the order given. Made each time it is read (microseconds a row):
             keep it where you need it more than once.
         bad: those of `tensors` that hold a NaN or Inf.
         origin: where the first NaN or Inf was made, if that was looked for; else None.
