@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -148,7 +149,8 @@ def _attempt_native(config: Config, may_compile: bool) -> Outcome[ModuleType]:
 
 def _import_prebuilt() -> tuple[ModuleType | None, str]:
     """The module that the installation compiled, or a sentence on why there is none."""
-    if importlib.util.find_spec(NATIVE_NAME) is None:
+    # Looked for in this folder only: an editable installation of another tree would offer its own binary.
+    if importlib.machinery.PathFinder.find_spec(NATIVE_NAME, [str(PACKAGE)]) is None:
         return None, f"{PACKAGE} has no _C{sysconfig.get_config_var('EXT_SUFFIX')}."
     if unfit := _unfit("cpp"):
         return None, unfit
