@@ -37,7 +37,8 @@ NANSCAN_DEVICE void merge(Row& into, const Row& from) {
   into.first_bad = earlier ? from.first_bad : into.first_bad;
 }
 
-NANSCAN_DEVICE double warp_sum(double value) {
+template <class V>
+NANSCAN_DEVICE V warp_sum(V value) {
   NANSCAN_UNROLL
   for (int mask = 16; mask > 0; mask /= 2) value += __shfl_xor_sync(kAllLanes, value, mask);
   return value;
@@ -47,6 +48,15 @@ template <class V>
 NANSCAN_DEVICE V warp_max(V value) {
   NANSCAN_UNROLL
   for (int mask = 16; mask > 0; mask /= 2) value = fmax(value, __shfl_xor_sync(kAllLanes, value, mask));
+  return value;
+}
+
+NANSCAN_DEVICE uint32_t warp_min(uint32_t value) {
+  NANSCAN_UNROLL
+  for (int mask = 16; mask > 0; mask /= 2) {
+    const uint32_t other = __shfl_xor_sync(kAllLanes, value, mask);
+    value = other < value ? other : value;
+  }
   return value;
 }
 
@@ -87,10 +97,14 @@ NANSCAN_DEVICE void add_squares(const uint4& vector, typename Format<T>::Value& 
   }
 }
 
-// True if the sum and the magnitude can be trusted as they are: no NaN, no Inf, nothing lost at either end of the
-// range.
+struct Fast {
+  double sumsq;
+  double absmax;
+  bool exact;  // both can be trusted as they are: no NaN, no Inf, nothing lost at either end of the range
+};
+
 template <DType T>
-NANSCAN_DEVICE bool read_fast(const Chunk& c, uint32_t lane, Row& out) {
+NANSCAN_DEVICE Fast read_fast(const Chunk& c, uint32_t lane) {
   using Value = typename Format<T>::Value;
   constexpr int kBatches = kRun / Format<T>::kPerVector;  // until a lane's floats hold kRun squares each
   double total = 0.0;
@@ -109,10 +123,10 @@ NANSCAN_DEVICE bool read_fast(const Chunk& c, uint32_t lane, Row& out) {
   total += (static_cast<double>(sum[0]) + sum[1]) + (static_cast<double>(sum[2]) + sum[3]);
   total = warp_sum(total);
   top = warp_max(top);
-  out.sumsq = total;
-  out.absmax = Format<T>::kComponents == 1 ? static_cast<double>(top) : sqrt(static_cast<double>(top));
   const bool zero = Format<T>::kComponents == 1 && top == 0;  // a complex top is a square, which may have vanished
-  return total <= Format<T>::kHigh && (total >= Format<T>::kLow || zero);  // false for NaN
+  const bool exact = total <= Format<T>::kHigh && (total >= Format<T>::kLow || zero);  // false for NaN
+  const auto largest = static_cast<double>(top);
+  return {total, Format<T>::kComponents == 1 ? largest : sqrt(largest), exact};
 }
 
 // ---- the exact read ------------------------------------------------------------------------------------------------
@@ -133,10 +147,12 @@ NANSCAN_DEVICE void add_square(Squares& sums, double x) {
   }
 }
 
-// What a lane finds in elements lane, lane + 32, ...: the same code for all dtypes, since it runs on bad chunks only.
-NANSCAN_DEVICE Row read_elements(DType dtype, const Chunk& c, uint32_t parts, uint32_t count, uint32_t lane) {
+// Lane by lane through the elements lane, lane + 32, ...: the same code for all dtypes, since it runs on bad chunks
+// only.
+NANSCAN_DEVICE Row read_exact(DType dtype, const Chunk& c, uint32_t parts, uint32_t count, uint32_t lane) {
   Squares sums = {0.0, 0.0, 0.0};
-  Row out = empty_row();
+  double top = 0.0;
+  uint32_t nan = 0, inf = 0, first = kNoIndex;
   NANSCAN_NO_UNROLL
   for (uint32_t i = lane; i < count; i += 32) {
     const double re = load_component(dtype, c.data, i * parts);
@@ -144,17 +160,23 @@ NANSCAN_DEVICE Row read_elements(DType dtype, const Chunk& c, uint32_t parts, ui
     if (isfinite(re) && isfinite(im)) {
       add_square(sums, re);
       if (parts == 2) add_square(sums, im);
-      out.absmax = fmax(out.absmax, parts == 2 ? hypot(re, im) : fabs(re));
+      top = fmax(top, parts == 2 ? hypot(re, im) : fabs(re));
       continue;
     }
     const bool is_nan = isnan(re) || isnan(im);
-    out.nan_count += is_nan;
-    out.inf_count += !is_nan;
-    if (out.first_bad < 0) out.first_bad = i;
+    nan += is_nan;
+    inf += !is_nan;
+    first = i < first ? i : first;
   }
-  out.sumsq = sums.usual;
-  add_scaled(out.sumsq, out.exponent, sums.huge, kStep);
-  add_scaled(out.sumsq, out.exponent, sums.tiny, -kStep);
+  Row out = empty_row();
+  out.sumsq = warp_sum(sums.usual);
+  add_scaled(out.sumsq, out.exponent, warp_sum(sums.huge), kStep);
+  add_scaled(out.sumsq, out.exponent, warp_sum(sums.tiny), -kStep);
+  out.absmax = warp_max(top);
+  out.nan_count = warp_sum(nan);
+  out.inf_count = warp_sum(inf);
+  first = warp_min(first);
+  out.first_bad = first == kNoIndex ? -1 : static_cast<int64_t>(first);
   return out;
 }
 
@@ -198,15 +220,15 @@ NANSCAN_DEVICE uint32_t bytes_of(const Entry& entry, const Place& place) {
   return place.after == 0 ? entry.last_count * element_bytes_of(dtype_of(entry)) : static_cast<uint32_t>(kChunkBytes);
 }
 
-NANSCAN_DEVICE bool read_fast_as(DType dtype, const Chunk& c, uint32_t lane, Row& out) {
+NANSCAN_DEVICE Fast read_fast_as(DType dtype, const Chunk& c, uint32_t lane) {
   switch (dtype) {
 #define NANSCAN_CASE(name, ...) \
   case DType::name:             \
-    return read_fast<DType::name>(c, lane, out);
+    return read_fast<DType::name>(c, lane);
     NANSCAN_FOR_EACH_DTYPE(NANSCAN_CASE)
 #undef NANSCAN_CASE
   }
-  return false;
+  return {0.0, 0.0, false};
 }
 
 // What one warp finds in one chunk; all lanes get the same. Indices count from the chunk's first element.
@@ -217,9 +239,9 @@ NANSCAN_DEVICE Row read_chunk(const Entry& entry, const Place& place, uint32_t l
       place.after == 0 ? 0
                        : static_cast<uint64_t>(place.after - 1) * kChunkBytes + uint64_t{entry.last_count} * element;
   const Chunk chunk = make_chunk(address_of(entry, place), bytes, place.index != 0, behind);
-  Row out = empty_row();
-  if (read_fast_as(dtype, chunk, lane, out)) return out;
-  return warp_merge(read_elements(dtype, chunk, components_of(dtype), bytes / element, lane));  // it is in the cache
+  const Fast fast = read_fast_as(dtype, chunk, lane);
+  if (fast.exact) return {fast.sumsq, fast.absmax, 0, 0, -1, 0, 0};
+  return read_exact(dtype, chunk, components_of(dtype), bytes / element, lane);  // it is in the cache
 }
 
 }  // namespace nanscan::cuda

@@ -167,12 +167,6 @@ NANSCAN_DEVICE uint4 join(uint4 low, uint4 high, uint32_t shift) {
           static_cast<uint32_t>(second >> 32)};
 }
 
-NANSCAN_DEVICE uint4 load_shifted(const Chunk& c, uint32_t i) {
-  const uint4* aligned = reinterpret_cast<const uint4*>(c.data - c.shift) + i;
-  const uint4 low = aligned[0], high = aligned[1];  // high is the neighbour lane's low: it comes from the L1 cache
-  return join(low, high, c.shift);
-}
-
 // Byte by byte, zeros after the end: for a vector that is shorter than 16 bytes or at the edge of a misaligned tensor.
 NANSCAN_DEVICE uint4 load_bytes(const Chunk& c, uint32_t i) {
   const uint8_t* from = reinterpret_cast<const uint8_t*>(c.data) + uint64_t{16} * i;
@@ -190,16 +184,22 @@ constexpr int kBatch = 32 * kInFlight;  // vectors that a warp loads at once
 NANSCAN_DEVICE void load_batch(const Chunk& c, uint32_t begin, uint32_t lane, uint4 (&out)[kInFlight]) {
   const bool whole = begin >= c.whole_begin && begin + kBatch <= c.whole_end;
   const uint4* const aligned = reinterpret_cast<const uint4*>(c.data) + begin + lane;
+  const uint4* const shifted = reinterpret_cast<const uint4*>(c.data - c.shift) + begin + lane;
   if (c.shift == 0) {
     NANSCAN_UNROLL
     for (int j = 0; j < kInFlight; ++j)
-      out[j] = whole || begin + 32 * j + lane < c.whole_end ? aligned[32 * j] : uint4{0, 0, 0, 0};
+      out[j] = begin + 32 * j + lane < c.whole_end ? aligned[32 * j] : uint4{0, 0, 0, 0};
   } else {
+    uint4 high[kInFlight];  // the neighbour lane's low: from the L1 cache. All loads first, to be in flight together
     NANSCAN_UNROLL
     for (int j = 0; j < kInFlight; ++j) {
       const uint32_t i = begin + 32 * j + lane;
-      out[j] = i >= c.whole_begin && i < c.whole_end ? load_shifted(c, i) : uint4{0, 0, 0, 0};
+      const bool inside = i >= c.whole_begin && i < c.whole_end;
+      out[j] = inside ? shifted[32 * j] : uint4{0, 0, 0, 0};
+      high[j] = inside ? shifted[32 * j + 1] : uint4{0, 0, 0, 0};
     }
+    NANSCAN_UNROLL
+    for (int j = 0; j < kInFlight; ++j) out[j] = join(out[j], high[j], c.shift);
   }
   if (whole) return;
   NANSCAN_NO_UNROLL

@@ -16,8 +16,9 @@ constexpr int64_t kFoldByWarp = 256;  // ... and above it the whole block
 template <class P>
 struct Shared {
   Row chunk[2][kGroupChunks];  // two, so that one barrier per group suffices
-  uint32_t entry[2][kGroupChunks];
+  Place place[2][kGroupChunks];
   Row warp[kGroupChunks];
+  Row counted;
   uint32_t listed;
   uint32_t list[P::kCapacity];  // tensors with more than kFoldByThread parts, in any order
   bool last;
@@ -30,10 +31,11 @@ NANSCAN_DEVICE uint32_t end_of(const P& params, uint32_t entry) {
   return params.entries[entry + 1].first_chunk - params.entries[entry].gap;
 }
 
-// The last entry that begins at or before `chunk`; `low` is known to be no later one.
+// The last entry that begins at or before `chunk`.
 template <class P>
-NANSCAN_DEVICE uint32_t search(const P& params, uint32_t chunk, uint32_t low) {
-  uint32_t high = params.head.count;
+NANSCAN_DEVICE uint32_t search(const P& params, uint32_t chunk) {
+  uint32_t low = 0, high = params.head.count;
+  NANSCAN_NO_UNROLL
   while (high - low > 1) {
     const uint32_t middle = (low + high) / 2;
     if (params.entries[middle].first_chunk <= chunk) {
@@ -45,14 +47,13 @@ NANSCAN_DEVICE uint32_t search(const P& params, uint32_t chunk, uint32_t low) {
   return low;
 }
 
-// Sets `low` to the entry that `chunk` is in or behind; the place names no entry if the chunk is in none.
+// Names no entry if the chunk is in none.
 template <class P>
-NANSCAN_DEVICE Place locate(const P& params, uint32_t chunk, uint32_t& low) {
+NANSCAN_DEVICE Place locate(const P& params, uint32_t chunk) {
   if (chunk >= params.head.chunks) return {kNoIndex, 0, 0};
-  low = search(params, chunk, low);
-  const uint32_t end = end_of(params, low);
+  const uint32_t entry = search(params, chunk), end = end_of(params, entry);
   if (chunk >= end) return {kNoIndex, 0, 0};
-  return {low, chunk - params.entries[low].first_chunk, end - chunk - 1};
+  return {entry, chunk - params.entries[entry].first_chunk, end - chunk - 1};
 }
 
 // ---- groups --------------------------------------------------------------------------------------------------------
@@ -60,13 +61,13 @@ NANSCAN_DEVICE Place locate(const P& params, uint32_t chunk, uint32_t& low) {
 // The lane of the first chunk that a group has of a tensor adds up those behind it. Where the tensor begins in the
 // group the sum is its row so far; else it is one of the parts that the last block adds to that row.
 template <class P>
-NANSCAN_DEVICE void store_parts(const P& params, Shared<P>& shared, const Place& place, uint32_t group, int parity,
-                                uint32_t warp) {
-  if (place.entry == kNoIndex || (warp != 0 && shared.entry[parity][warp - 1] == place.entry)) return;
+NANSCAN_DEVICE void store_parts(const P& params, Shared<P>& shared, uint32_t group, int parity, uint32_t warp) {
+  const Place place = shared.place[parity][warp];
+  if (place.entry == kNoIndex || (warp != 0 && shared.place[parity][warp - 1].entry == place.entry)) return;
   Row sum = shared.chunk[parity][warp];
   const int64_t per_chunk = kChunkBytes / element_bytes_of(dtype_of(params.entries[place.entry]));
   NANSCAN_NO_UNROLL
-  for (uint32_t w = warp + 1; w < kGroupChunks && shared.entry[parity][w] == place.entry; ++w) {
+  for (uint32_t w = warp + 1; w < kGroupChunks && shared.place[parity][w].entry == place.entry; ++w) {
     Row next = shared.chunk[parity][w];
     next.first_bad = next.first_bad < 0 ? -1 : next.first_bad + (w - warp) * per_chunk;
     merge(sum, next);
@@ -80,18 +81,16 @@ NANSCAN_DEVICE void store_parts(const P& params, Shared<P>& shared, const Place&
 template <class P>
 NANSCAN_DEVICE void scan_groups(const P& params, Shared<P>& shared) {
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint32_t low = 0;
   int parity = 0;
   for (uint32_t group = blockIdx.x; group * kGroupChunks < params.head.chunks; group += gridDim.x, parity ^= 1) {
-    const Place place = locate(params, group * kGroupChunks + warp, low);
-    Row found = empty_row();
-    if (place.entry != kNoIndex) found = read_chunk(params.entries[place.entry], place, lane);
-    if (lane == 0) {
-      shared.chunk[parity][warp] = found;
-      shared.entry[parity][warp] = place.entry;
+    const Place place = locate(params, group * kGroupChunks + warp);
+    if (lane == 0) shared.place[parity][warp] = place;
+    if (place.entry != kNoIndex) {
+      const Row found = read_chunk(params.entries[place.entry], place, lane);
+      if (lane == 0) shared.chunk[parity][warp] = found;
     }
     __syncthreads();
-    if (lane == 0) store_parts(params, shared, place, group, parity, warp);
+    if (lane == 0) store_parts(params, shared, group, parity, warp);
   }
 }
 
@@ -238,8 +237,9 @@ NANSCAN_DEVICE void finish(const P& params, Shared<P>& shared) {
   if (params.head.header == nullptr) return;  // a later launch has the rest of the tensors
   __syncthreads();
   const Row counted = fold_rows(params, shared, 0, params.head.norm_count);
+  if (threadIdx.x == 0) shared.counted = counted;
   const Row others = fold_rows(params, shared, params.head.norm_count, params.head.total);
-  if (threadIdx.x == 0) write_header(params.head, counted, others);
+  if (threadIdx.x == 0) write_header(params.head, shared.counted, others);
 }
 
 template <class P>
@@ -265,9 +265,8 @@ template <class P>
 __global__ void __launch_bounds__(kThreads) clear_kernel(const NANSCAN_PARAMS P params) {
   if (*params.head.flag != 1.0f) return;
   const uint32_t warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  uint32_t low = 0;
   for (uint32_t group = blockIdx.x; group * kGroupChunks < params.head.chunks; group += gridDim.x) {
-    const Place place = locate(params, group * kGroupChunks + warp, low);
+    const Place place = locate(params, group * kGroupChunks + warp);
     if (place.entry == kNoIndex) continue;
     const Entry& entry = params.entries[place.entry];
     fill_zero(const_cast<char*>(address_of(entry, place)), bytes_of(entry, place), lane);

@@ -1,8 +1,9 @@
 // Lets the kernels run on the host: each thread of a block is a std::thread, warps exchange through memory, and two or
 // more blocks run at the same time. ThreadSanitizer then sees a missing barrier or fence as the race that it is.
 //
-// Include it before the .cuh. What it models: __syncthreads and the lock step of a shuffle are barriers; atomics are
-// relaxed, and only __threadfence orders memory between blocks, as on the device.
+// Include it before the .cuh. What it models: __syncthreads and the lock step of a shuffle are barriers; an atomic is
+// relaxed, releases what was written before an earlier fence of its thread, and what it read is acquired by a later
+// one.
 #pragma once
 
 #include <linux/futex.h>
@@ -61,33 +62,37 @@ class Barrier {
   std::atomic<uint32_t> arrived_{0}, phase_{0};
 };
 
+inline int left_out = -1;  // number of the barrier or fence, in the order of the source, that is not carried out
+
 struct Warp {
   Barrier barrier{32};
   uint64_t slot[2][32];
 };
 
 struct Block {
-  explicit Block(uint32_t threads) : barrier(threads), shared(1 << 16, 0xa5) {
+  explicit Block(uint32_t threads) : barrier(threads), shared(1 << 16, left_out < 0 ? 0xa5 : 0) {
     for (uint32_t w = 0; w < threads / 32; ++w) warps.push_back(std::make_unique<Warp>());
   }
   Barrier barrier;
   std::vector<std::unique_ptr<Warp>> warps;
-  std::vector<unsigned char> shared;  // not zero: shared memory is not
+  std::vector<unsigned char> shared;  // not zero, since shared memory is not; but for races to show before a crash does
 };
 
 inline thread_local Block* block = nullptr;
 inline thread_local int shuffle_parity = 0;
-inline std::atomic<uint32_t> fence_line{0};
-inline const char* without_barrier_in = "";  // names of functions of the kernel, for the tests that must fail
-inline const char* without_fence_in = "";
+inline thread_local bool fenced = false;               // there was a fence before this thread's next atomic
+inline thread_local uint32_t* not_acquired = nullptr;  // what its last atomic read, with no fence since then
+constexpr int kBeforeFirst = __COUNTER__;
 
-inline void sync_block(const char* function) {
-  if (std::strcmp(function, without_barrier_in) != 0) block->barrier.arrive_and_wait();
+inline void sync_block(int number) {
+  if (number != left_out) block->barrier.arrive_and_wait();
 }
 
-// Later fences see what was written before earlier ones.
-inline void fence(const char* function) {
-  if (std::strcmp(function, without_fence_in) != 0) fence_line.fetch_add(1, std::memory_order_acq_rel);
+inline void fence(int number) {
+  if (number == left_out) return;
+  fenced = true;
+  if (not_acquired != nullptr) std::atomic_ref<uint32_t>(*not_acquired).load(std::memory_order_acquire);
+  not_acquired = nullptr;
 }
 
 template <class T>
@@ -103,8 +108,8 @@ inline thread_local HostIndex threadIdx{0}, blockIdx{0}, gridDim{0};
 #define __device__
 #define __global__
 #define __launch_bounds__(...)
-#define __syncthreads() host_cuda::sync_block(__func__)
-#define __threadfence() host_cuda::fence(__func__)
+#define __syncthreads() host_cuda::sync_block(__COUNTER__ - host_cuda::kBeforeFirst - 1)
+#define __threadfence() host_cuda::fence(__COUNTER__ - host_cuda::kBeforeFirst - 1)
 #define NANSCAN_SHARED(type, name) auto& name = *host_cuda::shared_memory<type>()
 
 template <class T>
@@ -122,10 +127,12 @@ T __shfl_xor_sync(uint32_t lanes, T value, int mask) {
 }
 
 inline uint32_t atomicInc(uint32_t* address, uint32_t limit) {
+  const auto order = host_cuda::fenced ? std::memory_order_release : std::memory_order_relaxed;
   std::atomic_ref<uint32_t> cell(*address);
   uint32_t old = cell.load(std::memory_order_relaxed);
-  while (!cell.compare_exchange_weak(old, old >= limit ? 0 : old + 1, std::memory_order_relaxed)) {
+  while (!cell.compare_exchange_weak(old, old >= limit ? 0 : old + 1, order, std::memory_order_relaxed)) {
   }
+  host_cuda::not_acquired = address;
   return old;
 }
 

@@ -1,9 +1,8 @@
 // Runs the CUDA kernels on the host and compares them with plain float64 code. One test per argument; see tests[]
 // below.
 //
-//   scan_cuda_host TEST            run one test: exit status 0 and a line "ok TEST: ...", else 1 and what differs
-//   scan_cuda_host --without-barrier FUNCTION TEST, --without-fence FUNCTION TEST
-//                                  leave out the __syncthreads or __threadfence calls of one function of the kernel
+//   scan_cuda_host TEST               run one test: exit status 0 and a line "ok TEST: ...", else 1 and what differs
+//   scan_cuda_host --without N TEST   leave out barrier or fence number N of the kernels, counted from 0 in the source
 #include "host_cuda.h"
 // The kernels come after what stands in for the device.
 #include "host_scan.h"
@@ -66,7 +65,8 @@ void every_pattern() {
 
 // ---- long tensors and many of them ---------------------------------------------------------------------------------
 
-// Tensors whose parts a thread, a warp and the whole block add up, with a bad element in the last, partial chunk only.
+// Tensors whose parts a thread, a warp and the whole block add up, with a bad element in the last, partial chunk only;
+// and tiny ones, so that the last thing a block does is to write from all its warps.
 void long_tensors() {
   List list;
   const int64_t chunk = kChunkBytes / 4, group = chunk * kGroupChunks;
@@ -77,6 +77,7 @@ void long_tensors() {
   list.add(DType::Float64, group * (kFoldByThread + 2), 8, Magnitude::Mixed, Planted::None, 5);
   list.add(DType::Float32, 0, 0, Magnitude::Usual, Planted::None, 6);
   list.add(DType::Float32, group * (kFoldByThread + 5) - 1, 0, Magnitude::Usual, Planted::NanAndInf, 7);
+  for (int i = 0; i < 20; ++i) list.add(DType::Float32, 10, 0, Magnitude::Usual, Planted::None, 8 + i);
   compare(list, run(list));
 }
 
@@ -213,13 +214,11 @@ void huge_sizes() {
   check(workspace_bytes(tensors, 2) == kTicketBytes + groups * int64_t{sizeof(Row)}, "its workspace");
   Params<ScanHead, kSmallBytes> params;
   check(pack(tensors, 0, 2, params) == 2 && params.entries[0].last_count == 5, "its last chunk");
-  uint32_t low = 0;
-  const Place place = locate(params, static_cast<uint32_t>(chunks_of(tensors[0])) - 1, low);
+  const Place place = locate(params, static_cast<uint32_t>(chunks_of(tensors[0])) - 1);
   check(place.entry == 0 && place.after == 0, "its last chunk is found");
   check(address_of(params.entries[0], place) == reinterpret_cast<char*>(64) + (n - 5) * 4, "at a 64-bit address");
   check(bytes_of(params.entries[0], place) == 20, "with its bytes");
-  low = 0;
-  const Place first = locate(params, 0, low);
+  const Place first = locate(params, 0);
   check(first.index == 0 && first.after == chunks_of(tensors[0]) - 1, "its first chunk has all others behind it");
   const Tensor too_large = {reinterpret_cast<void*>(64), int64_t{1} << 43, DType::Float64, 0};
   check(chunks_of(too_large) == -1 && fault_of(too_large) != nullptr, "a tensor above 16 TiB is refused");
@@ -269,9 +268,9 @@ const std::pair<const char*, void (*)()> kTests[] = {
 
 int main(int argc, char** argv) {
   int next = 1;
-  for (; next + 1 < argc && argv[next][0] == '-'; next += 2) {
-    const bool barrier = std::string(argv[next]) == "--without-barrier";
-    (barrier ? host_cuda::without_barrier_in : host_cuda::without_fence_in) = argv[next + 1];
+  if (argc > 2 && std::string(argv[1]) == "--without") {
+    host_cuda::left_out = std::atoi(argv[2]);
+    next = 3;
   }
   for (const auto& [name, test] : kTests) {
     if (next >= argc) std::printf("%s\n", name);
