@@ -1,4 +1,4 @@
-"""The CPU scan under AddressSanitizer, UBSan and ThreadSanitizer: what it reads, and that threads and ISA change no bit."""
+"""The CPU scan under the address, undefined-behaviour and thread sanitizers: what it reads, and that no bit changes."""
 
 from __future__ import annotations
 
