@@ -16,6 +16,7 @@ namespace {
 struct Kernels {
   const char* name;
   FastChunk (*float32)(const float*, int64_t);
+  FastChunk (*float32_wide)(const float*, int64_t);
   FastChunk (*float64)(const double*, int64_t);
   FastChunk (*bfloat16)(const uint16_t*, int64_t);
   FastChunk (*float16)(const uint16_t*, int64_t);
@@ -23,6 +24,9 @@ struct Kernels {
 
 FastChunk float32_baseline(const float* x, int64_t n) {
   return fast_float32<16>(x, n, [](const float* p) { return Vector<double, 16>{load<float>(p), load<float>(p + 1)}; });
+}
+FastChunk float32_wide_baseline(const float* x, int64_t n) {
+  return wide_float32<16>(x, n, [](const float* p) { return Vector<double, 16>{load<float>(p), load<float>(p + 1)}; });
 }
 FastChunk float64_baseline(const double* x, int64_t n) { return fast_float64<16>(x, n); }
 FastChunk bfloat16_baseline(const uint16_t* x, int64_t n) { return fast_bfloat16<16>(x, n); }
@@ -33,7 +37,8 @@ FastChunk float16_baseline(const uint16_t* x, int64_t n) {
     return v;
   });
 }
-constexpr Kernels kBaseline = {"baseline", float32_baseline, float64_baseline, bfloat16_baseline, float16_baseline};
+constexpr Kernels kBaseline = {"baseline",       float32_baseline,  float32_wide_baseline,
+                               float64_baseline, bfloat16_baseline, float16_baseline};
 
 #ifdef NANSCAN_X86_DISPATCH
 #define NANSCAN_V3 __attribute__((target("avx2,fma,f16c")))
@@ -41,6 +46,11 @@ constexpr Kernels kBaseline = {"baseline", float32_baseline, float64_baseline, b
 
 NANSCAN_V3 FastChunk float32_v3(const float* x, int64_t n) {
   return fast_float32<32>(x, n, [](const float* p) NANSCAN_V3 {
+    return reinterpret_cast<Vector<double, 32>>(_mm256_cvtps_pd(_mm_loadu_ps(p)));
+  });
+}
+NANSCAN_V3 FastChunk float32_wide_v3(const float* x, int64_t n) {
+  return wide_float32<32>(x, n, [](const float* p) NANSCAN_V3 {
     return reinterpret_cast<Vector<double, 32>>(_mm256_cvtps_pd(_mm_loadu_ps(p)));
   });
 }
@@ -56,6 +66,11 @@ NANSCAN_V4 FastChunk float32_v4(const float* x, int64_t n) {
     return reinterpret_cast<Vector<double, 64>>(_mm512_cvtps_pd(_mm256_loadu_ps(p)));
   });
 }
+NANSCAN_V4 FastChunk float32_wide_v4(const float* x, int64_t n) {
+  return wide_float32<64>(x, n, [](const float* p) NANSCAN_V4 {  // GCC would convert in halves
+    return reinterpret_cast<Vector<double, 64>>(_mm512_cvtps_pd(_mm256_loadu_ps(p)));
+  });
+}
 NANSCAN_V4 FastChunk float64_v4(const double* x, int64_t n) { return fast_float64<64>(x, n); }
 NANSCAN_V4 FastChunk bfloat16_v4(const uint16_t* x, int64_t n) { return fast_bfloat16<64>(x, n); }
 NANSCAN_V4 FastChunk float16_v4(const uint16_t* x, int64_t n) {
@@ -64,8 +79,8 @@ NANSCAN_V4 FastChunk float16_v4(const uint16_t* x, int64_t n) {
         _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
   });
 }
-constexpr Kernels kV3 = {"x86-64-v3", float32_v3, float64_v3, bfloat16_v3, float16_v3};
-constexpr Kernels kV4 = {"x86-64-v4", float32_v4, float64_v4, bfloat16_v4, float16_v4};
+constexpr Kernels kV3 = {"x86-64-v3", float32_v3, float32_wide_v3, float64_v3, bfloat16_v3, float16_v3};
+constexpr Kernels kV4 = {"x86-64-v4", float32_v4, float32_wide_v4, float64_v4, bfloat16_v4, float16_v4};
 #endif
 
 const Kernels* best_kernels(int highest_level) {
@@ -126,13 +141,19 @@ FastChunk fast_float8(const uint8_t* x, int64_t count, const double* values) {
   return out;
 }
 
+constexpr int64_t kWideUpTo = 256;  // elements: so few are read as fast in double
+
 }  // namespace
 
 FastChunk read_fast(DType dtype, const void* data, int64_t count) {
   const Kernels& k = *kernels;
   switch (dtype) {
-    case DType::Float32:
-      return k.float32(static_cast<const float*>(data), count);
+    case DType::Float32: {
+      const auto* x = static_cast<const float*>(data);
+      if (count <= kWideUpTo) return k.float32_wide(x, count);
+      const FastChunk fast = k.float32(x, count);
+      return fast.exact || !std::isfinite(fast.absmax) ? fast : k.float32_wide(x, count);
+    }
     case DType::Float16:
       return k.float16(static_cast<const uint16_t*>(data), count);
     case DType::BFloat16:

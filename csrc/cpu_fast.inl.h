@@ -82,12 +82,55 @@ NANSCAN_INLINE void for_each_block(const T* x, int64_t count, Step step) {
   }
 }
 
-// ---- float32: 32 double lanes
-// -----------------------------------------------------------------------------------------
+// ---- float32: 32 float32 lanes, emptied into double every 8 blocks
+// ----------------------------------------------------- A lane sees at most 9 roundings of 2^-24 before it is emptied:
+// the norm is good to 2.7e-7, whatever the data. In cache this is 1.5 times as fast as widening each element; from
+// memory both are as fast as the memory.
+
+constexpr float kFloat32Safe[2] = {0x1p-40f, 0x1p60f};  // largest magnitudes whose squares stay well inside float32
 
 // `widen` turns W / 8 floats in memory into doubles.
 template <int W, typename Widen>
 NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count, Widen widen) {
+  constexpr int kLanes = 32, kBlocks = 8, kWide = W / 8, kSums = kLanes / kWide, kVectors = kLanes * 4 / W;
+  using F64 = Vector<double, W>;
+  using F32 = Vector<float, W>;
+  using I32 = Vector<int32_t, W>;
+  F64 sums[kSums] = {};
+  I32 tops[kVectors] = {};
+  for (int64_t begin = 0; begin < count; begin += kLanes * kBlocks) {
+    const int64_t here = count - begin < kLanes * kBlocks ? count - begin : kLanes * kBlocks;
+    F32 part[kVectors] = {};
+    for_each_block<float, kLanes>(x + begin, here, [&](const float* p) __attribute__((always_inline)) {
+      for (int k = 0; k < kVectors; ++k) {
+        const F32 v = load<F32>(p + k * (W / 4));
+        F32 square = v * v;
+        NANSCAN_NO_FUSE(square);
+        part[k] += square;
+        const I32 magnitude = reinterpret_cast<I32>(v) & 0x7fffffff;
+        tops[k] = magnitude > tops[k] ? magnitude : tops[k];
+      }
+    });
+    float flat[kLanes];
+    std::memcpy(flat, part, sizeof(flat));
+    for (int k = 0; k < kSums; ++k) sums[k] += widen(flat + k * kWide);
+  }
+  fold_vectors<kSums>(sums);
+  largest_vector<kVectors>(tops);
+  double lanes[kWide];
+  int32_t tops_of[W / 4];
+  std::memcpy(lanes, sums, sizeof(lanes));
+  std::memcpy(tops_of, tops, sizeof(tops_of));
+  const int32_t top = largest<int32_t, W / 4>(tops_of);
+  float absmax;
+  std::memcpy(&absmax, &top, 4);
+  const bool safe = absmax >= kFloat32Safe[0] && absmax <= kFloat32Safe[1];
+  return {fold<kWide>(lanes), absmax, top == 0 || safe};
+}
+
+// The same with every element widened first: for magnitudes whose squares leave float32.
+template <int W, typename Widen>
+NANSCAN_INLINE FastChunk wide_float32(const float* x, int64_t count, Widen widen) {
   constexpr int kLanes = 32, kWide = W / 8, kSums = kLanes / kWide, kMax = kLanes * 4 / W;
   using F64 = Vector<double, W>;
   using I32 = Vector<int32_t, W>;

@@ -122,8 +122,8 @@ bool clear_gradients_if(py::handle param_groups, py::handle flag, py::object res
 bool scale_gradients(py::handle param_groups, double factor, double limit, py::object resolve) {
   Gathered gathered(std::move(resolve));
   gathered.add_gradients_of(param_groups);
-  if (!gathered.resolved.empty() || gathered.groups.size() > 1) return false;
   if (gathered.groups.empty()) return true;
+  if (!gathered.resolved.empty() || gathered.groups.size() > 1 || gathered.any_requires_grad()) return false;
   const auto& group = gathered.groups[0];
   if (group.device.device_type != dlpack::kDLCPU) return false;
   for (const Entry& e : group.entries) {

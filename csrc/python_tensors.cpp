@@ -21,6 +21,7 @@ struct TensorType {
   const dlpack::ExchangeApi* api;
   PyGetSetDef* grad;
   PyGetSetDef* layout;
+  PyGetSetDef* requires_grad;
   PyObject* strided;
 };
 std::vector<TensorType> tensor_types;
@@ -128,7 +129,8 @@ void register_tensor_type(py::type type, py::object strided) {
                              ".x, this engine speaks 1.x");
   }
   auto* exact = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
-  tensor_types.push_back({exact, api, getter(type, "grad"), getter(type, "layout"), strided.inc_ref().ptr()});
+  tensor_types.push_back({exact, api, getter(type, "grad"), getter(type, "layout"), getter(type, "requires_grad"),
+                          strided.inc_ref().ptr()});
 }
 
 Gathered::~Gathered() {
@@ -306,6 +308,20 @@ int64_t Gathered::first_bad_logical(const DeviceGroup& group, size_t entry) cons
     return is_nonfinite(*static_cast<const DType*>(type), element);
   };
   return find_first(view.ndim, view.shape, view.strides, data_of(view), element_bytes(dtype), is_bad, &dtype);
+}
+
+bool Gathered::any_requires_grad() const {
+  for (const DeviceGroup& group : groups) {
+    for (PyObject* owner : group.owners) {
+      const TensorType* t = type_of(owner);
+      if (t == nullptr || t->requires_grad == nullptr) return true;  // not known: be careful
+      PyObject* answer = t->requires_grad->get(owner, t->requires_grad->closure);
+      if (answer == nullptr) throw py::error_already_set();
+      Py_DECREF(answer);
+      if (answer != Py_False) return true;
+    }
+  }
+  return false;
 }
 
 void Gathered::shape_of(const DeviceGroup& group, size_t entry, std::vector<int64_t>* shape,

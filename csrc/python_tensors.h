@@ -56,6 +56,9 @@ class Gathered {
   // Flat logical index of the first NaN/Inf of an entry, read again in logical order.
   int64_t first_bad_logical(const DeviceGroup& group, size_t entry) const;
 
+  // True if autograd follows a tensor (a gradient made with create_graph=True): it must hear of every change in place.
+  bool any_requires_grad() const;
+
   // Shape and strides of an entry's tensor.
   void shape_of(const DeviceGroup& group, size_t entry, std::vector<int64_t>* shape,
                 std::vector<int64_t>* strides) const;

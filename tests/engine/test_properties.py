@@ -16,12 +16,12 @@ from nanscan.engine.result import EngineScan, Row
 from tests.engine.make import COMPLEX, DTYPES, FLOAT8, REAL, Spec, make, numbers, specs, writable
 
 EXACT = 1e-12  # relative error of a norm; float64 sums of a few million squares do better
-HALF = 2.0**-21  # 16-bit elements may be squared and added up in float32, 16 at a time, before they go on in float64
+NARROW = 2.0**-21  # up to 16 squares may be added up in float32 before they go on in float64
 BATCH = st.lists(specs(), min_size=8, max_size=32)
 
 
 def tolerance(*tensors: Tensor) -> float:
-    return HALF if any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors) else EXACT
+    return NARROW if any(t.dtype in (torch.float32, torch.float16, torch.bfloat16) for t in tensors) else EXACT
 
 
 def same_number(got: float, want: float, relative: float) -> bool:
