@@ -65,7 +65,8 @@ $(VENV)/.torch: $(VENV)/.made
 
 $(VENV)/.ready-demo: $(VENV)/.torch $(BUILD_INPUTS)
 	@echo "building nanscan and installing what the demo needs"
-	@$(PIP) install -e ".[demo]"
+	@NANSCAN_CUDA=$${NANSCAN_CUDA:-$$($(PY) -c 'import torch; print("auto" if torch.version.cuda else 0)' 2>/dev/null)} \
+		$(PIP) install -e ".[demo]"  # beside a CPU build of torch, compiling the CUDA engine would be a minute for nothing
 	@touch $@
 
 $(VENV)/.ready-dev: $(VENV)/.ready-demo requirements-dev.txt
