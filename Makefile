@@ -45,7 +45,7 @@ format: $(VENV)/.ready-dev
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
 
 cuda: $(VENV)/.toolkit $(VENV_CUDA)/.ready
-	$(PY) tools/check_cuda.py --torch-python $(VENV_CUDA)/bin/python $(ARGS)
+	$(PY) tools/check_cuda.py --torch-python $(abspath $(VENV_CUDA))/bin/python $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV_CUDA) build dist *.egg-info nanscan/*.so
