@@ -141,14 +141,24 @@ def test_missing_demo_extra_names_the_command_that_installs_it(
 
 
 def test_ctrl_c_ends_cleanly(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "nanscan", "demo", "--epochs", "100000", "--log", str(tmp_path / "run.jsonl")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 60
-    while not (tmp_path / "run.jsonl").exists() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    time.sleep(0.5)  # well into the training
-    process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    log = tmp_path / "run.jsonl"
+    command = [sys.executable, "-m", "nanscan", "demo", "--epochs", "100000", "--log", str(log)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a job in the background ignores it
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while not log.exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)  # well into the training
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert errors.strip() == "nanscan: stopped"
     assert output == ""
