@@ -10,7 +10,7 @@
 
 namespace nanscan {
 
-constexpr int64_t kParallelBytes = 1 << 20;  // below this, waking threads costs more than it saves
+constexpr int64_t kParallelBytes = 1 << 19;  // below this, waking threads costs more than it saves
 constexpr int64_t kChunkBytes = 64 * 1024;  // boundaries depend on sizes only, so results never depend on thread counts
 
 // One tensor to read. Most are row-major and need no more than this; the others have an entry in a list of layouts.
