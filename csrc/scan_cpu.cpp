@@ -158,7 +158,7 @@ void scan_parallel(const std::vector<Entry>& entries, const Layouts& layouts, ui
                    size_t counted, CpuScan& out) {
   scratch.partials.resize(chunks);
   scratch.exacts.clear();
-  ParallelRead read{entries, layouts, scratch.partials, scratch.exacts, chunks, std::max(1u, chunks / (threads * 16u)),
+  ParallelRead read{entries, layouts, scratch.partials, scratch.exacts, chunks, std::max(1u, chunks / (threads * 64u)),
                     {},      {}};
   run_on_threads(threads, [](void* self) { static_cast<ParallelRead*>(self)->work(); }, &read);
   std::sort(scratch.exacts.begin(), scratch.exacts.end(),
