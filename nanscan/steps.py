@@ -26,6 +26,7 @@ from nanscan.report import Label, StepReport
 __all__ = ["GuardedSteps"]
 
 _LARGEST_DIVISOR = 1e38  # a fused optimizer is given the divisor as a float32
+_FUSED_DIVIDES_FROM = 1 << 20  # elements: a smaller step is scaled in place, in less time
 
 
 class GuardedSteps(torch.optim.Optimizer):
@@ -217,10 +218,12 @@ class GuardedSteps(torch.optim.Optimizer):
     def _fused_divides(self, scan: EngineScan) -> bool:
         """True if the inner optimizer can divide the gradients itself.
 
-        It writes them back as flat memory: none may be shared between parameters or within itself (expanded). And no
-        step hook may be there to look at them before.
+        It writes them back as flat memory: none may be shared between parameters or within itself (expanded). No step
+        hook may be there to look at them before. And few elements are scaled sooner than torch hands the divisor on.
         """
         inner = self.optimizer
+        if scan.numel < _FUSED_DIVIDES_FROM:
+            return False
         return scan.row_major and scan.count == self._params() and takes_scale(inner) and not has_step_hooks(inner)
 
     def inner_step(self, kwargs: dict[str, Any]) -> Any:

@@ -9,7 +9,10 @@ from torch import nn
 import nanscan
 from tests.guarded import INF, NAN, bits
 
-pytestmark = pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning"),
+    pytest.mark.usefixtures("either_way_of_clipping"),
+]
 MAKERS = {
     "foreach": lambda ps: torch.optim.SGD(ps, lr=1.0, momentum=0.9, foreach=True),
     "fused": lambda ps: torch.optim.SGD(ps, lr=1.0, momentum=0.9, fused=True),

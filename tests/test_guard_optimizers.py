@@ -10,7 +10,10 @@ from nanscan.errors import NonFiniteWarning
 from tests.guarded import FUSED, INF, NAN, STEPPING, Variant, bits, make_params, set_grads, whole_state
 
 every_variant = pytest.mark.parametrize("variant", STEPPING, ids=str)
-pytestmark = pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning"),
+    pytest.mark.usefixtures("either_way_of_clipping"),
+]
 
 
 def pair(variant: Variant, **options):

@@ -14,6 +14,8 @@ import nanscan
 from nanscan.errors import NonFiniteWarning
 from tests.guarded import INF, NAN, bits, make_params, set_grads, whole_state
 
+pytestmark = pytest.mark.usefixtures("either_way_of_clipping")
+
 quiet = pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning")
 
 
