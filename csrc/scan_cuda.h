@@ -61,8 +61,10 @@ struct alignas(16) Header {
   int64_t nan_count;   // over all tensors
   int64_t inf_count;
   int64_t first_bad_tensor;  // index of the first tensor with a NaN or Inf, -1: none
-  float found_inf;           // exactly 1.0f if any tensor has a NaN or Inf or the incoming flag is not <= 0, else 0.0f
-  float grad_scale;          // what a fused optimizer must divide by: incoming scale / clip_factor
+  // Exactly 1.0f if any tensor has a NaN or Inf, the incoming flag is not <= 0, or the incoming scale is not a positive
+  // finite number; else 0.0f.
+  float found_inf;
+  float grad_scale;  // what a fused optimizer must divide by: incoming scale / clip_factor
 };
 
 constexpr int64_t kRowsOffset = sizeof(Header);

@@ -211,7 +211,9 @@ NANSCAN_DEVICE void write_header(const ScanHead& head, const Row& counted, const
   const double norm = root * (counted.exponent > 0 ? kUp : counted.exponent < 0 ? kDown : 1.0);
   const double scale = head.grad_scale == nullptr ? 1.0 : static_cast<double>(*head.grad_scale);
   const double divisor = clip_divisor(norm, scale, head.clip_norm);
-  const bool incoming = head.found_inf != nullptr && !(*head.found_inf <= 0.0f);  // NaN counts as found
+  const double largest = 0x1.fffffep127;
+  const bool dead = !(scale > 0.0 && scale <= largest);  // a loss scale that went to 0 or Inf: nothing can be unscaled
+  const bool incoming = dead || (head.found_inf != nullptr && !(*head.found_inf <= 0.0f));  // NaN counts as found
   Header& out = *head.header;
   out.finite_norm = norm;
   out.norm = counted.nan_count > 0   ? static_cast<double>(NAN)
@@ -223,7 +225,7 @@ NANSCAN_DEVICE void write_header(const ScanHead& head, const Row& counted, const
   out.first_bad_tensor = counted.first_bad >= 0 ? counted.first_bad : others.first_bad;
   const bool found = out.nan_count + out.inf_count > 0 || incoming;
   out.found_inf = found ? 1.0f : 0.0f;
-  const double product = scale * divisor, largest = 0x1.fffffep127;
+  const double product = scale * divisor;
   out.grad_scale = static_cast<float>(product > largest ? largest : product);
   out.clip_factor = found ? 1.0 : 1.0 / divisor;
 }

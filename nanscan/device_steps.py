@@ -87,7 +87,7 @@ class DeviceSource:
         """The result on the host; waits for it the first time."""
         if self._result is None:
             scan: EngineScan = self.scan.result()
-            if self.scale != 1.0 and 0.0 < self.scale < math.inf:
+            if self.scale != 1.0:
                 scan = Unscaled(scan, self.scale, self._params)
             self._result = ScanSource(scan, self._labels)
         return self._result
@@ -95,10 +95,16 @@ class DeviceSource:
     @property
     def scale(self) -> float:
         """The loss scale that the gradients were multiplied by; to be read when the result is there."""
-        return 1.0 if self._handed is None else float(self._handed[0])
+        return 1.0 if self._handed is None or self._dead else float(self._handed[0])
+
+    @property
+    def _dead(self) -> bool:
+        """True if the loss scale went to 0, Inf or NaN: nothing can be unscaled."""
+        return self._handed is not None and not 0.0 < float(self._handed[0]) < math.inf
 
     def _skipped(self, scan: EngineScan) -> bool:
-        return not scan.finite or (self._handed is not None and not float(self._handed[1]) <= 0)
+        flagged = self._handed is not None and not float(self._handed[1]) <= 0
+        return not scan.finite or flagged or self._dead
 
 
 class DeviceSteps:

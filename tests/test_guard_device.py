@@ -299,6 +299,20 @@ def test_found_inf_that_is_not_exactly_one_skips(flag):
     assert float(guarded.state[weight]["step"]) == 0.0
 
 
+@pytest.mark.parametrize("scale", [0.0, INF, NAN])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_loss_scale_that_went_to_zero_or_inf_skips(scale, on_device):
+    weight = nn.Parameter(torch.ones(2))
+    guarded = nanscan.wrap(torch.optim.AdamW([weight], lr=0.1, fused=True), clip_norm=1.0)
+    guarded._deferred = on_device
+    guarded._replan()
+    weight.grad = torch.zeros(2)
+    guarded.found_inf, guarded.grad_scale = torch.tensor(0.0), torch.tensor(scale)
+    guarded.step()
+    assert weight.tolist() == [1.0, 1.0]
+    assert (guarded.step_was_skipped, guarded.last_report.norm) == (True, 0.0)
+
+
 def test_settled_reports_hold_neither_the_guard_nor_the_model():
     params = make_params()
     guarded = deferred(torch.optim.AdamW(params, lr=0.1, fused=True))

@@ -135,8 +135,9 @@ def launch_grads(
     """Scan gradients that all lie on one device, without waiting for it.
 
     The result's ``found_inf`` (0-dim float32, exactly 0.0 or 1.0) is 1.0 if a gradient or an ``extra`` tensor holds a
-    NaN or Inf or the incoming ``found_inf`` is above 0. Its ``grad_scale`` (0-dim float32) is what a fused optimizer
-    must divide by: the incoming scale × ``max(1, (norm / incoming scale + 1e-6) / clip_norm)``.
+    NaN or Inf, the incoming ``found_inf`` is above 0, or the incoming scale is not positive and finite. Its
+    ``grad_scale`` (0-dim float32) is what a fused optimizer must divide by: the incoming scale ×
+    ``max(1, (norm / incoming scale + 1e-6) / clip_norm)``.
     """
     return active_engine().launch_grads(
         param_groups, clip_norm=clip_norm, extra=extra, grad_scale=grad_scale, found_inf=found_inf

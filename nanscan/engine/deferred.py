@@ -85,7 +85,7 @@ def launch_grads(
     device = _device([*entries, *others], grad_scale, found_inf)
     incoming = _scalar(1.0 if grad_scale is None else grad_scale, device)
     own = [piece for each in found[: len(entries)] for piece in each]
-    scan.found_inf = _found_inf([piece for each in found for piece in each], found_inf, device)
+    scan.found_inf = _found_inf([piece for each in found for piece in each], found_inf, incoming, device)
     scan.grad_scale = _grad_scale(own, incoming, clip_norm, device)
     return scan
 
@@ -103,11 +103,11 @@ def _scalar(value: float | Tensor, device: torch.device) -> Tensor:
     return torch.full((), value, dtype=torch.float32, device=device)
 
 
-def _found_inf(found: Sequence[Piece], incoming: Tensor | None, device: torch.device) -> Tensor:
-    """Exactly 1.0 if a piece holds a NaN or Inf or ``incoming`` says so, else 0.0."""
-    flag = torch.zeros((), dtype=torch.bool, device=device)
+def _found_inf(found: Sequence[Piece], incoming: Tensor | None, scale: Tensor, device: torch.device) -> Tensor:
+    """Exactly 1.0 if a piece holds a NaN or Inf, ``incoming`` says so or nothing can be unscaled, else 0.0."""
+    flag = ~((scale > 0) & torch.isfinite(scale))
     if found:
-        flag = (torch.stack([p.counts[2].to(device) for p in found]) >= 0).any()
+        flag = flag | (torch.stack([p.counts[2].to(device) for p in found]) >= 0).any()
     if incoming is not None:
         flag = flag | ~(_scalar(incoming, device) <= 0)
     return flag.to(torch.float32)

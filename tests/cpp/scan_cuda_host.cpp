@@ -185,6 +185,9 @@ void incoming_flag() {
     compare(list, answer);
     check(answer.header().found_inf == (found == 0.0f ? 0.0f : 1.0f), "the incoming flag is passed on");
   }
+  for (const float scale : {0.0f, -1.0f, INFINITY, NAN}) {
+    check(run(list, {.scale = &scale}).header().found_inf == 1.0f, "a loss scale that unscales nothing is a flag");
+  }
 }
 
 // ---- clear ---------------------------------------------------------------------------------------------------------
