@@ -106,9 +106,12 @@ def test_kernel_has_no_data_race(programs: Programs, test: str) -> None:
 
 @pytest.mark.parametrize("number", range(len(SYNCS)), ids=SYNCS)
 def test_thread_sanitizer_reports_each_removed_barrier_and_fence(programs: Programs, number: int) -> None:
-    done = programs.run("thread", "--without", str(number), "long_tensors")
-    assert done.returncode != 0
-    assert "WARNING: ThreadSanitizer: data race" in done.stderr, done.stdout + done.stderr[:2000]
+    for _ in range(4):  # a race shows itself by chance: what it breaks may end the program before the report
+        done = programs.run("thread", "--without", str(number), "long_tensors")
+        assert done.returncode != 0
+        if "WARNING: ThreadSanitizer: data race" in done.stderr:
+            return
+    pytest.fail(f"no report in four runs: {done.stdout}{done.stderr[:2000]}")
 
 
 def test_a_wrong_answer_fails_the_runner(programs: Programs) -> None:
