@@ -69,6 +69,24 @@ NANSCAN_INLINE T largest(const T* lanes) {
   return top;
 }
 
+template <typename Int>
+struct Reduced {
+  double sum;
+  Int top;
+};
+
+// The sum over all lanes of `sums` and the largest lane of `tops`; both arrays are used up.
+template <typename Int, int Sums, int Tops, typename F64, typename IntVector>
+NANSCAN_INLINE Reduced<Int> reduce(F64 (&sums)[Sums], IntVector (&tops)[Tops]) {
+  fold_vectors<Sums>(sums);
+  largest_vector<Tops>(tops);
+  double lanes[sizeof(F64) / sizeof(double)];
+  Int tops_of[sizeof(IntVector) / sizeof(Int)];
+  std::memcpy(lanes, sums, sizeof(lanes));
+  std::memcpy(tops_of, tops, sizeof(tops_of));
+  return {fold<sizeof(F64) / sizeof(double)>(lanes), largest<Int, sizeof(IntVector) / sizeof(Int)>(tops_of)};
+}
+
 // Calls step(pointer to Block elements) for each whole block and once for the rest, padded with zeros (which add
 // nothing).
 template <typename T, int Block, typename Step>
@@ -115,17 +133,10 @@ NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count, Widen widen
     std::memcpy(flat, part, sizeof(flat));
     for (int k = 0; k < kSums; ++k) sums[k] += widen(flat + k * kWide);
   }
-  fold_vectors<kSums>(sums);
-  largest_vector<kVectors>(tops);
-  double lanes[kWide];
-  int32_t tops_of[W / 4];
-  std::memcpy(lanes, sums, sizeof(lanes));
-  std::memcpy(tops_of, tops, sizeof(tops_of));
-  const int32_t top = largest<int32_t, W / 4>(tops_of);
-  float absmax;
-  std::memcpy(&absmax, &top, 4);
+  const auto [sum, top] = reduce<int32_t>(sums, tops);
+  const float absmax = load<float>(&top);
   const bool safe = absmax >= kFloat32Safe[0] && absmax <= kFloat32Safe[1];
-  return {fold<kWide>(lanes), absmax, top == 0 || safe};
+  return {sum, absmax, top == 0 || safe};
 }
 
 // The same with every element widened first: for magnitudes whose squares leave float32.
@@ -146,16 +157,8 @@ NANSCAN_INLINE FastChunk wide_float32(const float* x, int64_t count, Widen widen
       tops[k] = magnitude > tops[k] ? magnitude : tops[k];
     }
   });
-  fold_vectors<kSums>(sums);
-  largest_vector<kMax>(tops);
-  double lanes[kWide];
-  int32_t tops_of[W / 4];
-  std::memcpy(lanes, sums, sizeof(lanes));
-  std::memcpy(tops_of, tops, sizeof(tops_of));
-  const int32_t top = largest<int32_t, W / 4>(tops_of);
-  float absmax;
-  std::memcpy(&absmax, &top, 4);
-  return {fold<kWide>(lanes), absmax, top < 0x7f800000};
+  const auto [sum, top] = reduce<int32_t>(sums, tops);
+  return {sum, load<float>(&top), top < 0x7f800000};
 }
 
 // ---- float64: 32 double lanes, products rounded ----
@@ -179,17 +182,10 @@ NANSCAN_INLINE FastChunk fast_float64(const double* x, int64_t count) {
       tops[k] = magnitude > tops[k] ? magnitude : tops[k];
     }
   });
-  fold_vectors<kSums>(sums);
-  largest_vector<kSums>(tops);
-  double lanes[kWide];
-  int64_t tops_of[kWide];
-  std::memcpy(lanes, sums, sizeof(lanes));
-  std::memcpy(tops_of, tops, sizeof(tops_of));
-  const int64_t top = largest<int64_t, kWide>(tops_of);
-  double absmax;
-  std::memcpy(&absmax, &top, 8);
+  const auto [sum, top] = reduce<int64_t>(sums, tops);
+  const double absmax = load<double>(&top);
   const bool safe = absmax >= kFloat64Safe[0] && absmax <= kFloat64Safe[1];  // false for NaN too
-  return {fold<kWide>(lanes), absmax, top == 0 || safe};
+  return {sum, absmax, top == 0 || safe};
 }
 
 // ---- bfloat16 and float16: two times 32 float32 lanes, emptied into 32 doubles every 16 blocks ----
@@ -231,13 +227,8 @@ NANSCAN_INLINE HalfSum sum_halves(const uint16_t* x, int64_t count, Widen widen,
     for (int k = 0; k < kSums; ++k) sums[k] += widen(flat + k * kWide);
     for (int k = 0; k < kSums; ++k) sums[k] += widen(flat + kDoubles + k * kWide);
   }
-  fold_vectors<kSums>(sums);
-  largest_vector<kMax>(tops);
-  double lanes[kWide];
-  int16_t tops_of[kWords];
-  std::memcpy(lanes, sums, sizeof(lanes));
-  std::memcpy(tops_of, tops, sizeof(tops_of));
-  return {fold<kWide>(lanes), static_cast<uint16_t>(largest<int16_t, kWords>(tops_of))};
+  const auto [sum, top] = reduce<int16_t>(sums, tops);
+  return {sum, static_cast<uint16_t>(top)};
 }
 
 inline float bfloat16_to_float(uint16_t bits) {
