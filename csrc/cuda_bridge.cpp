@@ -24,6 +24,11 @@ const float* flag_pointer(py::handle flag) {
   return flag.is_none() ? nullptr : static_cast<const float*>(data_pointer(flag));
 }
 
+// The flag as the kernel reads it: on its device, float32. It may come from any other.
+py::object flag_on(int32_t device, const py::object& flag, py::handle hooks) {
+  return flag.is_none() ? flag : py::object(hooks.attr("flag")(device, flag));
+}
+
 bool is_dense(const Entry& entry, const Gathered& gathered) {
   if (entry.layout == Entry::kRowMajor) return true;
   const Layout& layout = gathered.layouts[entry.layout];
@@ -65,18 +70,25 @@ void load_cuda(const std::string& path) {
   api = found;
 }
 
+void prepare_cuda(int32_t device) {
+  char error[512] = "the library is not loaded";
+  if (api == nullptr || api->prepare(device, error, sizeof(error)) != 0) throw std::runtime_error(error);
+}
+
 bool cuda_loaded() { return api != nullptr; }
 std::string cuda_build() { return api != nullptr ? api->build : ""; }
 
 py::object launch_on_cuda(DeviceGroup& group, const Gathered& gathered, const CudaRequest& request) {
-  if (request.hooks.is_none() || !request.hooks.attr("ensure_loaded")().cast<bool>() || api == nullptr) {
+  const int32_t device = group.device.device_id;
+  if (request.hooks.is_none() || !request.hooks.attr("serves")(device).cast<bool>() || api == nullptr) {
     throw Unserved("CUDA tensors without the CUDA library");
   }
   const std::vector<cuda::Tensor> tensors = dense_tensors(group, gathered, request.hooks);
   const auto count = static_cast<int64_t>(tensors.size());
   const int64_t workspace_bytes = api->workspace_bytes(tensors.data(), count), output_bytes = api->output_bytes(count);
   if (workspace_bytes < 0 || output_bytes < 0) throw Unserved("a tensor beyond the CUDA library's limits");
-  const int32_t device = group.device.device_id;
+  const py::object grad_scale = flag_on(device, request.grad_scale, request.hooks);
+  const py::object found_inf = flag_on(device, request.found_inf, request.hooks);
   void* stream = current_stream(group.device);
   py::object output = request.hooks.attr("allocate")(device, output_bytes);
   py::object workspace = request.hooks.attr("workspace")(device, reinterpret_cast<uintptr_t>(stream), workspace_bytes);
@@ -88,8 +100,8 @@ py::object launch_on_cuda(DeviceGroup& group, const Gathered& gathered, const Cu
   scan.workspace_bytes = workspace_bytes;
   scan.output = data_pointer(output);
   scan.output_bytes = output_bytes;
-  scan.grad_scale = flag_pointer(request.grad_scale);
-  scan.found_inf = flag_pointer(request.found_inf);
+  scan.grad_scale = flag_pointer(grad_scale);
+  scan.found_inf = flag_pointer(found_inf);
   scan.clip_norm = request.clip_norm;
   scan.stream = stream;
   scan.device = device;

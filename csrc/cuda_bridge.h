@@ -15,9 +15,12 @@ void load_cuda(const std::string& path);
 bool cuda_loaded();
 std::string cuda_build();  // such as "CUDA 13.0, sm_75 sm_80"; empty: not loaded
 
-// What a launch needs beside the tensors. `hooks` is a Python object: allocate(device, bytes), workspace(device,
-// stream, bytes) give uint8 tensors on the device, dense(tensor) a row-major copy of a tensor. The flags are tensors or
-// None.
+// Loads the kernels on a device; throws std::runtime_error with the library's words if they can't run there.
+void prepare_cuda(int32_t device);
+
+// What a launch needs beside the tensors. `hooks` is a Python object: serves(device) says whether the library is loaded
+// and runs there; allocate(device, bytes), workspace(device, stream, bytes) give uint8 tensors on the device,
+// dense(tensor) a row-major copy of a tensor, flag(device, tensor) one float32 there. The flags are tensors or None.
 struct CudaRequest {
   pybind11::object hooks;
   double clip_norm;

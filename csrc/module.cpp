@@ -14,6 +14,7 @@
 #include "parallel.h"
 #include "python_tensors.h"
 #include "scaled_sum.h"
+#include "scan_cuda.h"
 #include "scan_result.h"
 
 #ifndef TORCH_EXTENSION_NAME  // set by torch.utils.cpp_extension
@@ -51,6 +52,7 @@ struct PythonScan : Scan {
       py::object host = on_host[i];
       const auto bytes = host.attr("numel")().cast<size_t>();
       fill_from_output(segments[outputs[i].first], data_pointer(host), bytes);
+      outputs[i].second = py::none();  // a history of answers must not hold the device's memory
     }
     finish();
   }
@@ -83,6 +85,7 @@ std::unique_ptr<PythonScan> read_all(Gathered& gathered, const CudaRequest& requ
     scan->segments.push_back(std::move(segment));
   }
   scan->row_major = gathered.layouts.empty() && gathered.resolved.empty();
+  scan->separate = gathered.all_separate();
   scan->duplicates = std::move(gathered.duplicates);
   scan->resolved = std::move(gathered.resolved);
   scan->numel = gathered.numel;
@@ -191,6 +194,7 @@ PYBIND11_MODULE(_C, m) {
       .def_readonly("numel", &PythonScan::numel)
       .def_readonly("signature", &PythonScan::signature)
       .def_readonly("row_major", &PythonScan::row_major)
+      .def_readonly("separate", &PythonScan::separate)
       .def_readonly("resolved", &PythonScan::resolved)
       .def_property_readonly("count", [](const PythonScan& s) { return s.count(); })
       .def_property_readonly("device_count", [](const PythonScan& s) { return s.segments.size(); })
@@ -211,6 +215,9 @@ PYBIND11_MODULE(_C, m) {
   m.def("scan_gradients", &scan_gradients);
   m.def("clear_gradients_if", &clear_gradients_if);
   m.def("load_cuda", &load_cuda);
+  m.def("prepare_cuda", &prepare_cuda);
+  m.attr("FOUND_INF_OFFSET") = cuda::kFoundInfOffset;
+  m.attr("GRAD_SCALE_OFFSET") = cuda::kGradScaleOffset;
   m.def("cuda_build", &cuda_build);
   m.def("scale_gradients", &scale_gradients);
   m.def("gather_only", &gather_only);

@@ -1,5 +1,6 @@
 #include "python_tensors.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <stdexcept>
@@ -322,6 +323,11 @@ bool Gathered::any_requires_grad() const {
     }
   }
   return false;
+}
+
+bool Gathered::all_separate() const {
+  const auto has_gaps = [](const Layout& layout) { return !layout.flat || layout.repeat != 1; };
+  return duplicates.empty() && resolved.empty() && std::none_of(layouts.begin(), layouts.end(), has_gaps);
 }
 
 void Gathered::shape_of(const DeviceGroup& group, size_t entry, std::vector<int64_t>* shape,

@@ -59,6 +59,10 @@ class Gathered {
   // True if autograd follows a tensor (a gradient made with create_graph=True): it must hear of every change in place.
   bool any_requires_grad() const;
 
+  // True if every tensor is a plain one, gap-free, and shares its memory with no other: each can be changed as flat
+  // memory.
+  bool all_separate() const;
+
   // Shape and strides of an entry's tensor.
   void shape_of(const DeviceGroup& group, size_t entry, std::vector<int64_t>* shape,
                 std::vector<int64_t>* strides) const;

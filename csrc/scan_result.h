@@ -34,6 +34,7 @@ struct Scan {
   double norm = 0.0, finite_norm = 0.0, inf_norm = 0.0;
   int64_t nan_count = 0, inf_count = 0, numel = 0;
   uint64_t signature = 0;
+  bool separate = true;   // every tensor is a plain one with memory of its own, gap-free and shared with nobody
   bool row_major = true;  // every tensor is a plain one whose memory is row-major: no view, nothing shared within it
 
   void finish();           // totals from the segments

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nanscan import engine
+from nanscan.engine.apply import divide_grads_
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.fused import step_with
 from nanscan.policy import clip_factor
@@ -59,7 +60,7 @@ class DeviceSource:
     def __init__(
         self, scan: DeferredScan, labels: Sequence[Label], params: int, max_norm: float | None, handed: Tensor | None
     ) -> None:
-        self.scan = scan
+        self._scan: DeferredScan | None = scan  # until its result is here: it holds memory of the device
         self._labels = labels
         self._params = params
         self._max_norm = max_norm
@@ -85,12 +86,17 @@ class DeviceSource:
 
     def resolved(self) -> ScanSource:
         """The result on the host; waits for it the first time."""
-        if self._result is None:
-            scan: EngineScan = self.scan.result()
+        if self._scan is not None:
+            scan: EngineScan = self._scan.result()
             if self.scale != 1.0:
                 scan = Unscaled(scan, self.scale, self._params)
-            self._result = ScanSource(scan, self._labels)
+            self._result, self._scan = ScanSource(scan, self._labels), None
+        assert self._result is not None
         return self._result
+
+    def ready(self) -> bool:
+        """True once nothing here would wait."""
+        return self._scan is None or self._scan.ready()
 
     @property
     def scale(self) -> float:
@@ -132,6 +138,9 @@ class DeviceSteps:
         handed = _to_host(grad_scale, found_inf)
         scan = engine.launch_grads(groups, clip_norm=max_norm, extra=losses, grad_scale=grad_scale, found_inf=found_inf)
         divides = max_norm is not None or grad_scale is not None
+        if divides and not scan.separate:  # the optimizer would divide a shared gradient once for each parameter
+            divide_grads_(groups, scan.grad_scale)
+            divides = False
         result = step_with(optimizer, kwargs, scan.grad_scale if divides else None, scan.found_inf)
         engine.clear_grads_if(groups, scan.found_inf)
         source = DeviceSource(scan, labels, sum(len(group["params"]) for group in groups), max_norm, handed)
@@ -140,10 +149,16 @@ class DeviceSteps:
 
     def settled(self, wait: bool) -> Iterator[tuple[StepReport, DeviceSource]]:
         """The oldest steps whose answer has arrived; with `wait`, all of them."""
-        while self._pending and (wait or len(self._pending) > MAX_PENDING or self._pending[0][1].scan.ready()):
+        if self._pending and not wait and _capturing():  # asking for an event would break the graph
+            return
+        while self._pending and (wait or len(self._pending) > MAX_PENDING or self._pending[0][1].ready()):
             report, source = self._pending.popleft()
             source.settle = None
             yield report, source
+
+
+def _capturing() -> bool:
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
 def _to_host(grad_scale: Tensor | None, found_inf: Tensor | None) -> Tensor | None:
@@ -153,5 +168,5 @@ def _to_host(grad_scale: Tensor | None, found_inf: Tensor | None) -> Tensor | No
         return None
     one, zero = torch.ones_like(given, dtype=torch.float32), torch.zeros_like(given, dtype=torch.float32)
     scale = one if grad_scale is None else grad_scale.float()
-    flag = zero if found_inf is None else found_inf.float()
+    flag = zero if found_inf is None else found_inf.to(scale, non_blocking=True)
     return torch.stack([scale.reshape(()), flag.reshape(())]).to("cpu", non_blocking=True)

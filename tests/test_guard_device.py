@@ -50,7 +50,7 @@ class NeverReady:
         scan, outer = self.real(*args, **kwargs), self
 
         class Late:
-            found_inf, grad_scale = scan.found_inf, scan.grad_scale
+            found_inf, grad_scale, separate = scan.found_inf, scan.grad_scale, scan.separate
 
             def ready(self):
                 return outer.ready_now
@@ -181,6 +181,52 @@ def test_answers_that_have_arrived_are_recorded_by_the_next_step(monkeypatch):
     late.ready_now = True
     run(params, guarded, [3])
     assert [(r.step, r.skipped) for r in reports] == [(0, False), (1, True), (2, False)]
+
+
+def test_answers_are_not_asked_for_while_a_graph_is_captured(monkeypatch):
+    late = NeverReady(monkeypatch)
+    reports = []
+    params = make_params()
+    guarded = deferred(torch.optim.AdamW(params, lr=0.1, fused=True), log=reports.append)
+    run(params, guarded, [0])
+    late.ready_now = True
+    with monkeypatch.context() as capture:
+        capture.setattr(torch.cuda, "is_initialized", lambda: True)
+        capture.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        run(params, guarded, [1])
+    assert reports == []
+    run(params, guarded, [2])
+    assert [r.step for r in reports] == [0, 1]
+
+
+def test_read_reports_let_go_of_what_the_device_holds(monkeypatch):
+    late = NeverReady(monkeypatch)
+    scans = []
+    launched = late.__call__
+    monkeypatch.setattr(engine, "launch_grads", lambda *a, **k: remember(launched(*a, **k)))
+
+    def remember(scan):
+        scans.append(weakref.ref(scan))
+        return scan
+
+    params = make_params()
+    guarded = deferred(torch.optim.AdamW(params, lr=0.1, fused=True))
+    run(params, guarded, range(2))
+    assert [scan() is None for scan in scans] == [False, False]
+    assert [r.skipped for r in guarded.history] == [False, False]
+    assert [scan() is None for scan in scans] == [True, True]
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_shared_gradient_is_clipped_once_for_all_its_parameters(on_device):
+    first, second = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(4))
+    guarded = nanscan.wrap(torch.optim.SGD([first, second], lr=1.0, fused=True), clip_norm=0.5)
+    guarded._deferred = on_device
+    guarded._replan()
+    first.grad = second.grad = torch.full((4,), 3.0)
+    guarded.step()
+    torch.testing.assert_close(first, torch.full((4,), 0.75), rtol=1e-5, atol=0, check_dtype=False)
+    assert bits(first) == bits(second)
 
 
 def test_answers_do_not_pile_up_without_bound(monkeypatch):
@@ -323,6 +369,32 @@ def test_settled_reports_hold_neither_the_guard_nor_the_model():
     gc.collect()
     assert gone() is None
     assert [r.skipped for r in reports] == [False, True, False]
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_flags_of_any_device_and_dtype_are_read_on_cuda(where, dtype):
+    weight = nn.Parameter(torch.ones(4, device="cuda"))
+    weight.grad = torch.full_like(weight, 6.0)
+    flags = {"grad_scale": torch.tensor([2.0], dtype=dtype), "found_inf": torch.tensor(1.0, dtype=dtype)}
+    scan = engine.launch_grads(
+        [{"params": [weight]}], clip_norm=1.0, **{name: flag.to(where) for name, flag in flags.items()}
+    )
+    assert (scan.found_inf.device, scan.found_inf.item()) == (weight.device, 1.0)
+    assert scan.grad_scale.item() == pytest.approx(2 * (6 + 1e-6), rel=1e-6)
+
+
+@pytest.mark.cuda
+def test_answers_that_were_read_hold_no_device_memory():
+    weight = nn.Parameter(torch.ones(1 << 10, device="cuda"))
+    weight.grad = torch.ones_like(weight)
+    groups = [{"params": [weight]}]
+    engine.scan_grads(groups)  # makes the workspace
+    before = torch.cuda.memory_allocated()
+    kept = [engine.scan_grads(groups) for _ in range(100)]
+    assert torch.cuda.memory_allocated() == before
+    assert {scan.norm for scan in kept} == {32.0}
 
 
 @pytest.mark.cuda

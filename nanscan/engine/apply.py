@@ -37,6 +37,16 @@ def scale_grads_(param_groups: Sequence[dict[str, Any]], factor: float, clip_val
     _change(param_groups, change)
 
 
+def divide_grads_(param_groups: Sequence[dict[str, Any]], divisor: Tensor) -> None:
+    """Every unique gradient is divided by the 0-dim ``divisor``, without waiting for the device."""
+
+    def change(values: list[Tensor]) -> None:
+        for v in values:
+            v.div_(divisor)
+
+    _change(param_groups, change)
+
+
 def zero_nonfinite_grads_(param_groups: Sequence[dict[str, Any]]) -> None:
     """Only NaN and Inf elements become 0; a complex element as a whole; see `nanscan.engine.zero_nonfinite_grads_`."""
 

@@ -101,14 +101,19 @@ def load_cuda_library(required: bool | None = None) -> Path | None:
     Raises:
         EngineError: the library is required and can't be had.
     """
-    config = load_config()
     outcome = cuda_outcome()
-    if outcome.value is None and config.cuda != "0":
-        asked = "NANSCAN_CUDA=1" if config.cuda == "1" else "NANSCAN_ENGINE=native" if config.engine == "native" else ""
-        text = f"{outcome.why}\n{outcome.remedy}\nNANSCAN_CUDA=0 chooses PyTorch operations for CUDA tensors, silently"
-        must = bool(asked) if required is None else required
-        _complain(_cuda, "the CUDA engine is not available", text, must, asked)
+    if outcome.value is None and load_config().cuda != "0":
+        refuse_cuda(f"{outcome.why}\n{outcome.remedy}", required)
     return outcome.value
+
+
+def refuse_cuda(why: str, required: bool | None = None) -> None:
+    """Say that the CUDA library does not serve, and why: one warning, or an `EngineError` where it is required."""
+    config = load_config()
+    asked = "NANSCAN_CUDA=1" if config.cuda == "1" else "NANSCAN_ENGINE=native" if config.engine == "native" else ""
+    text = f"{why}\nNANSCAN_CUDA=0 chooses PyTorch operations for CUDA tensors, silently"
+    must = bool(asked) if required is None else required
+    _complain(_cuda, "the CUDA engine is not available", text, must, asked)
 
 
 def native_outcome(may_compile: bool = True) -> Outcome[ModuleType]:

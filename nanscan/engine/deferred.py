@@ -11,7 +11,7 @@ from torch import Tensor
 from nanscan.engine.apply import writable_grads
 from nanscan.engine.measure import Piece, measure_all, row_of, wide_dtype
 from nanscan.engine.result import Scan, total
-from nanscan.engine.tensors import Entry, flat_params, unique
+from nanscan.engine.tensors import Entry, flat_params, holds_its_values, unique
 
 
 class EagerDeferredScan:
@@ -19,6 +19,7 @@ class EagerDeferredScan:
 
     def __init__(self, entries: list[Entry], others: list[Entry], found: list[list[Piece]]) -> None:
         self._entries, self._others = entries, others
+        self.separate = all(not e.also and holds_its_values(e.source) and e.values.is_contiguous() for e in entries)
         self._lengths = [len(p) for p in found]
         self._host = _Transfer([piece for each in found for piece in each])
         self._scan: Scan | None = None

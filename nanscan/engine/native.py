@@ -65,7 +65,11 @@ class NativeEngine:
 
     def clear_grads_if(self, param_groups: Sequence[dict[str, Any]], flag: Tensor) -> None:
         """See `nanscan.engine.clear_grads_if`."""
-        if not self._c.clear_gradients_if(param_groups, flag.detach(), resolve_at):
+        try:
+            done: bool = self._c.clear_gradients_if(param_groups, flag.detach(), resolve_at)
+        except self._c.Unserved:
+            done = False
+        if not done:
             apply.clear_grads_if(param_groups, flag)
 
     def launch_grads(
@@ -79,13 +83,12 @@ class NativeEngine:
     ) -> DeferredScan:
         """See `nanscan.engine.launch_grads`."""
         limit = math.inf if clip_norm is None else clip_norm
-        flags = [None if t is None else t.detach().float() for t in (grad_scale, found_inf)]
         try:
-            answer = self._c.scan_gradients(param_groups, extra, resolve_at, self._cuda, limit, *flags)
+            answer = self._c.scan_gradients(param_groups, extra, resolve_at, self._cuda, limit, grad_scale, found_inf)
         except self._c.Unserved:
             answer = None
         if answer is None or len(answer.outputs) != 1 or answer.device_count != 1:
             return eager.launch_grads(
                 param_groups, clip_norm=clip_norm, extra=extra, grad_scale=grad_scale, found_inf=found_inf
             )
-        return NativeDeferredScan(answer)
+        return NativeDeferredScan(self._c, answer)

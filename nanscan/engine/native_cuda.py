@@ -8,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanscan.engine.build import load_cuda_library
-
-_FOUND_INF, _GRAD_SCALE = 56, 60  # byte offsets of the two float32 flags in an output (csrc/scan_cuda.h)
+from nanscan.engine.build import load_cuda_library, refuse_cuda
 
 
 class CudaHooks:
@@ -18,17 +16,27 @@ class CudaHooks:
 
     def __init__(self, module: ModuleType) -> None:
         self._c: Any = module
-        self._loaded: bool | None = None
+        self._served: dict[int, bool] = {}
         self._workspaces: dict[tuple[int, int], Tensor] = {}
 
-    def ensure_loaded(self) -> bool:
-        """Load the CUDA library, once; False where it can't be had. Called by the engine before the first launch."""
-        if self._loaded is None:
-            path = load_cuda_library()
-            if path is not None:
-                self._c.load_cuda(str(path))
-            self._loaded = path is not None
-        return self._loaded
+    def serves(self, device: int) -> bool:
+        """True if the CUDA library is there and its kernels run on the device; tried once for each."""
+        served = self._served.get(device)
+        if served is None:
+            served = self._served[device] = self._try(device)
+        return served
+
+    def _try(self, device: int) -> bool:
+        path = load_cuda_library()
+        if path is None:
+            return False
+        try:
+            self._c.load_cuda(str(path))
+            self._c.prepare_cuda(device)
+        except RuntimeError as error:  # a driver older than the toolkit, a card that it has no code for
+            refuse_cuda(f"{path}: {error}")
+            return False
+        return True
 
     def allocate(self, device: int, size: int) -> Tensor:
         """Uninitialised memory for one scan's output, uint8 of ``(size,)``."""
@@ -44,6 +52,10 @@ class CudaHooks:
             self._workspaces[device, stream] = kept
         return kept
 
+    def flag(self, device: int, tensor: Tensor) -> Tensor:
+        """A flag or scale as the kernel reads it: float32, on the device, whatever the scaler's own is."""
+        return tensor.detach().to(device=f"cuda:{device}", dtype=torch.float32, non_blocking=True)
+
     def dense(self, tensor: Tensor) -> Tensor:
         """A row-major copy of a tensor with gaps or overlaps."""
         return tensor.detach().contiguous()
@@ -58,11 +70,12 @@ class CudaHooks:
 class NativeDeferredScan:
     """A scan queued on one CUDA device; see `nanscan.engine.launch_grads`."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, module: Any, answer: Any) -> None:
         self._answer = answer
         self._output: Tensor = answer.outputs[0]
-        self.found_inf = self._flag(_FOUND_INF)
-        self.grad_scale = self._flag(_GRAD_SCALE)
+        self.separate: bool = answer.separate
+        self.found_inf = self._flag(module.FOUND_INF_OFFSET)
+        self.grad_scale = self._flag(module.GRAD_SCALE_OFFSET)
         self._host: Tensor | None = None
         self._event: Any = None
         self._filled = False

@@ -47,6 +47,27 @@ def test_launching_and_clearing_never_wait_for_the_device(engine: Engine) -> Non
     assert scan.found_inf.item() == 1.0 and not any(p.grad.any() for p in groups[0]["params"])
 
 
+def test_gradients_of_a_dtype_that_only_pytorch_reads_are_cleared(engine: Engine) -> None:
+    groups = group(torch.ones(3, dtype=torch.complex32), torch.ones(2))
+    engine.clear_grads_if(groups, torch.tensor(1.0))
+    assert not any(p.grad.any() for p in groups[0]["params"])
+
+
+@pytest.mark.parametrize(
+    ("grads", "separate"),
+    [
+        ((torch.ones(3), torch.ones(3)), True),
+        ((torch.ones(3),) * 2, False),
+        ((torch.ones(4)[::2], torch.ones(3)), False),
+    ],
+    ids=["each its own", "shared", "with gaps"],
+)
+def test_launch_says_whether_each_gradient_has_flat_memory_of_its_own(
+    engine: Engine, grads: tuple[torch.Tensor, ...], separate: bool
+) -> None:
+    assert engine.launch_grads(group(*grads), clip_norm=1.0).separate is separate
+
+
 @pytest.mark.parametrize("incoming", [None, 0.0, 1.0, 2.0, NAN])
 @pytest.mark.parametrize("bad", [None, NAN, INF, -INF])
 @pytest.mark.parametrize("where", ["grads", "extra"])
