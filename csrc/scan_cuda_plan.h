@@ -54,21 +54,28 @@ struct ClearHead {
   const float* flag;
 };
 
-// Kernel parameters of at most kBytes. One entry more than kCapacity ends the last tensor.
+constexpr int kSmallBytes = 4096;   // what every driver takes
+constexpr int kLargeBytes = 32764;  // what CUDA 12.1 takes, from compute capability 7.0 on
+
+// Entries that fit into kernel parameters; one more ends the last tensor.
+template <class Head>
+constexpr int entries_in(int bytes) {
+  return (bytes - (static_cast<int>(sizeof(Head)) + 15) / 16 * 16) / 16 - 1;
+}
+
+// The first of each so many tensors begins a group, so that small launches and large ones cut the list alike.
+constexpr int64_t kAligned = entries_in<ScanHead>(kSmallBytes);
+
+// Kernel parameters of at most kBytes. Large ones take a whole number of small ones.
 template <class Head, int kBytes>
 struct alignas(16) Params {
-  static constexpr int kHeadBytes = (static_cast<int>(sizeof(Head)) + 15) / 16 * 16;
-  static constexpr int kCapacity = (kBytes - kHeadBytes) / 16 - 1;
+  static constexpr int kFits = entries_in<Head>(kBytes);
+  static constexpr int kCapacity = kFits < kAligned ? kFits : kFits - kFits % static_cast<int>(kAligned);
   Head head;
   Entry entries[kCapacity + 1];
 };
-constexpr int kSmallBytes = 4096;   // what every driver takes
-constexpr int kLargeBytes = 32764;  // what CUDA 12.1 takes, from compute capability 7.0 on
 static_assert(sizeof(Params<ScanHead, kSmallBytes>) <= kSmallBytes &&
               sizeof(Params<ScanHead, kLargeBytes>) <= kLargeBytes);
-
-// The first of each so many tensors begins a group, so that small launches and a large one cut the list alike.
-constexpr int64_t kAligned = Params<ScanHead, kSmallBytes>::kCapacity;
 
 constexpr bool is_dtype(int32_t dtype) {
   return dtype >= 0 && dtype < static_cast<int32_t>(sizeof kComponents / sizeof kComponents[0]);

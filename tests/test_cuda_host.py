@@ -22,6 +22,7 @@ ADDRESS_TESTS = [
     "long_tensors",
     "several_launches",
     "small_and_large_parameters",
+    "many_large_parameters",
     "same_bits",
     "workspace_reuse",
     "empty_lists",

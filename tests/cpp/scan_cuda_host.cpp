@@ -116,6 +116,31 @@ void small_and_large_parameters() {
   check_same(small, large, "another size of the parameters");
 }
 
+// Where each chunk lies in its group, for all launches of a list; nothing is run.
+template <class P>
+std::vector<uint32_t> places_in_groups(const std::vector<Tensor>& tensors) {
+  static P params;
+  std::vector<uint32_t> places;
+  Scan scan{};
+  scan.tensors = tensors.data();
+  scan.count = static_cast<int64_t>(tensors.size());
+  plan_scan(scan, params, [&](P& p) {
+    for (uint32_t i = 0; i < p.head.count; ++i) places.push_back(p.entries[i].first_chunk % kGroupChunks);
+    return 0;
+  });
+  return places;
+}
+
+// Several launches of either size too.
+void many_large_parameters() {
+  std::vector<Tensor> tensors;
+  for (int64_t i = 0; i < 5000; ++i)
+    tensors.push_back({reinterpret_cast<void*>(64), kChunkBytes * (1 + i * i % 7), DType::Float8E5M2, 0});
+  check(places_in_groups<Params<ScanHead, kSmallBytes>>(tensors) ==
+            places_in_groups<Params<ScanHead, kLargeBytes>>(tensors),
+        "5,000 tensors are cut alike");
+}
+
 // The same bits for any number of blocks, fewer and more than there are groups, and for any alignment.
 void same_bits() {
   const List list = mixed_list(5, 40);
@@ -256,6 +281,7 @@ const std::pair<const char*, void (*)()> kTests[] = {
     {"long_tensors", long_tensors},
     {"several_launches", several_launches},
     {"small_and_large_parameters", small_and_large_parameters},
+    {"many_large_parameters", many_large_parameters},
     {"same_bits", same_bits},
     {"workspace_reuse", workspace_reuse},
     {"empty_lists", empty_lists},
