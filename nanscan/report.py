@@ -43,7 +43,8 @@ class TensorReport:
         nan_count: how many elements are NaN. A complex element counts once.
         inf_count: how many elements are Inf and not NaN.
         first_bad: index of the first NaN or Inf in row-major order, None if there is none. For a sparse tensor it is
-            the index in the dense shape: the first number is the row id.
+            the index in the dense shape: the first number is the row id. Of several in a CUDA tensor whose memory is
+            in another order (channels_last), it is the one that comes first in memory.
         rank: the process that holds it, None where there is only one.
         kind: what it is: `"grad"`, `"loss"`, `"buffer"`, `"parameter"`, `"state"` or plain `"tensor"`.
 

@@ -13,7 +13,8 @@ class Row(NamedTuple):
 
     ``finite_norm`` and ``inf_norm`` are over the finite elements (0.0 where there is none). A complex element counts
     once: as NaN if either part is NaN, else as Inf if either part is Inf. ``first_bad`` is the row-major index of the
-    first such element, -1 if none; in a sparse tensor it counts through the (coalesced) values.
+    first such element, -1 if none; in a sparse tensor it counts through the (coalesced) values. Of a CUDA tensor whose
+    memory is in another order (channels_last), the kernel's first is the one that comes first in memory.
     """
 
     position: int
