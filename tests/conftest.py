@@ -20,7 +20,7 @@ REQUIRE_NATIVE = os.environ.get("NANSCAN_REQUIRE_NATIVE") == "1"
 
 _phases = [phase for phase in Phase if phase is not Phase.explain]  # it takes minutes, to say little
 _quiet = {"deadline": None, "phases": _phases, "suppress_health_check": list(HealthCheck), "print_blob": True}
-settings.register_profile("nanscan", max_examples=100, **_quiet)
+settings.register_profile("nanscan", max_examples=100, derandomize=True, **_quiet)  # the same examples at every run
 settings.register_profile("deep", max_examples=5000, **_quiet)
 settings.load_profile("nanscan")
 
