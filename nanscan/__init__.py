@@ -3,12 +3,25 @@
 from nanscan._version import __version__
 from nanscan.clip import clip_grad_norm_
 from nanscan.engine.info import engine_info
-from nanscan.errors import EngineError, NonFiniteError, NonFiniteWarning, TrainingDiverged
+from nanscan.errors import (
+    CheckpointError,
+    CheckpointSystemError,
+    CheckpointWarning,
+    CorruptCheckpoint,
+    EngineError,
+    NonFiniteError,
+    NonFiniteWarning,
+    TrainingDiverged,
+)
 from nanscan.guard import GuardedOptimizer, wrap
 from nanscan.report import Report, StepReport, TensorReport
 from nanscan.scan import scan
 
 __all__ = [
+    "CheckpointError",
+    "CheckpointSystemError",
+    "CheckpointWarning",
+    "CorruptCheckpoint",
     "EngineError",
     "GuardedOptimizer",
     "NonFiniteError",
