@@ -1,0 +1,1 @@
+"""What pickling an object would do: every place that can't be saved, loaded or kept, and why."""
