@@ -1,0 +1,260 @@
+"""Own copies of nested training state: containers are rebuilt, tensors copied, memory of a former copy used again."""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["StateCopy", "copy_state"]
+
+Place = Callable[[Tensor], torch.device]
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_LISTS = (list, deque, set, frozenset, tuple)
+
+
+def copy_state(value: Any, into: Any = None, device: str | torch.device | None = None) -> Any:
+    """An own deep copy of nested state, such as a state dict, that shares no tensor memory with it.
+
+    Tensors are detached and copied, dicts, lists, tuples, deques, sets, NumPy arrays and plain objects rebuilt. Keys of
+    dicts, functions, modules and other objects are kept as they are. A tensor that occurs twice occurs twice in the
+    copy, and tensors that overlap in memory still do.
+
+    Args:
+        value: the state; it is not changed.
+        into: a former copy of it; its tensors of the same shape, dtype and device are overwritten and used again, so
+            that a repeated copy allocates nothing. It is to be given up: use what is returned.
+        device: where tensors are copied to; None: where they are. `"cpu"` takes CUDA tensors to pinned memory.
+
+    Returns:
+        The copy.
+
+    >>> state = {"weight": torch.ones(2), "step": 3}
+    >>> saved = copy_state(state)
+    >>> state["weight"].add_(1)
+    tensor([2., 2.])
+    >>> saved["weight"], saved["step"]
+    (tensor([1., 1.]), 3)
+    >>> copy_state(state, into=saved)["weight"] is saved["weight"]
+    True
+    """
+    work = StateCopy(value, into, None if device is None else torch.device(device))
+    work.run()
+    return work.result
+
+
+class Overlap(NamedTuple):
+    """A storage on which tensors of the state overlap: the whole of it is copied, so that they still do."""
+
+    source: Tensor
+    target: Tensor
+
+
+class StateCopy:
+    """One copy in two moves: lay out `result` (its memory is not filled yet), then fill it by `run`.
+
+    Args:
+        value, into, device: as for `copy_state`; `device` may also be a function of the source tensor.
+
+    Attributes:
+        result: the copy; valid after `run`.
+        pairs: source and target of every tensor copy to be made.
+    """
+
+    def __init__(self, value: Any, into: Any = None, device: torch.device | Place | None = None) -> None:
+        self._place: Place = device if callable(device) else lambda t: t.device if device is None else device
+        self._copies: dict[int, Any] = {}  # id of a source -> its copy
+        self._same_memory: dict[tuple[Any, ...], Tensor] = {}
+        self._overlaps: dict[int, Overlap] = {}
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        sources = list(_tensors(value, set()))
+        self._taken = {_storage_id(t) for t in sources if t.layout is torch.strided}  # no target may lie in these
+        self._shared = _overlapping(sources)
+        self.result = self._copy(value, into)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Copy the memory of all tensors."""
+        wait = False
+        for source, target in self.pairs:
+            target.copy_(source, non_blocking=True)
+            wait = wait or source.device.type != target.device.type
+        if wait and torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+    def _copy(self, value: Any, into: Any) -> Any:
+        if isinstance(value, _SCALARS):
+            return value
+        known = self._copies.get(id(value))
+        if known is None:
+            known = self._copies[id(value)] = self._new(value, into)
+        return known
+
+    def _new(self, value: Any, into: Any) -> Any:
+        if isinstance(value, Tensor):
+            return self._tensor(value, into if isinstance(into, Tensor) else None)
+        if isinstance(value, dict):
+            return self._dict(value, into if isinstance(into, dict) else {})
+        if isinstance(value, _LISTS):
+            return self._list(value, into)
+        if hasattr(value, "__array_interface__") and hasattr(value, "copy"):
+            return value.copy()
+        if _is_plain_object(value):
+            return self._object(value, into)
+        return value
+
+    def _dict(self, value: dict[Any, Any], into: dict[Any, Any]) -> Any:
+        new: dict[Any, Any] = {} if type(value) is dict else copy.copy(value)
+        self._copies[id(value)] = new  # a state that holds itself
+        for key, item in value.items():
+            new[key] = self._copy(item, into.get(key))
+        return new
+
+    def _list(self, value: Any, into: Any) -> Any:
+        former = list(into) if type(into) is type(value) and not isinstance(value, (set, frozenset)) else []
+        former += [None] * (len(value) - len(former))
+        if type(value) is list:  # it may hold itself
+            new: list[Any] = []
+            self._copies[id(value)] = new
+            new += (self._copy(item, old) for item, old in zip(value, former, strict=False))
+            return new
+        items = [self._copy(item, old) for item, old in zip(value, former, strict=False)]
+        if isinstance(value, deque):
+            return type(value)(items, value.maxlen)
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+    def _object(self, value: Any, into: Any) -> Any:
+        try:
+            new = copy.copy(value)
+            self._copies[id(value)] = new
+            former = vars(into) if type(into) is type(value) else {}
+            for name, item in vars(value).items():
+                object.__setattr__(new, name, self._copy(item, former.get(name)))
+        except Exception:  # an object that doesn't let itself be copied is kept
+            return value
+        return new
+
+    # ---- tensors -----------------------------------------------------------------------------------------------------
+
+    def _tensor(self, source: Tensor, into: Tensor | None) -> Tensor:
+        source = source.detach()
+        if source.layout is not torch.strided or source.is_quantized or source.is_meta or _is_subclass(source):
+            new = source.clone()
+            wanted = self._place(source)
+            return new if new.device == wanted else new.to(wanted)
+        memory = _storage_id(source)
+        place = (memory, source.storage_offset(), source.shape, source.stride())
+        key = (*place, source.dtype, source.is_conj(), source.is_neg())
+        known = self._same_memory.get(key)
+        if known is None:
+            known = self._view(source, into) if memory in self._shared else self._own(source, into)
+            self._same_memory[key] = known
+        return known
+
+    def _own(self, source: Tensor, into: Tensor | None) -> Tensor:
+        """Memory for a tensor: that of the former copy if it fits and nobody else has it, else new."""
+        target = self._usable(into, source)
+        if target is None:
+            target = _like(source, self._place(source))
+            self._taken.add(_storage_id(target))
+        self.pairs.append((source, target))
+        return target
+
+    def _view(self, source: Tensor, into: Tensor | None) -> Tensor:
+        """A tensor that overlaps with others: the same view of one copy of their whole storage."""
+        storage = _storage_id(source)
+        if storage not in self._overlaps:
+            whole = _bytes_of(source)
+            former = None if into is None or into.layout is not torch.strided else _bytes_of(into)
+            target = self._usable(former, whole)
+            if target is None:
+                target = _like(whole, self._place(source))
+                self._taken.add(_storage_id(target))
+            self._overlaps[storage] = Overlap(whole, target)
+            self.pairs.append((whole, target))
+        memory = self._overlaps[storage].target.untyped_storage()
+        new = torch.empty(0, dtype=source.dtype, device=memory.device)
+        new.set_(memory, source.storage_offset(), source.shape, source.stride())
+        new = new.conj() if source.is_conj() else new
+        return torch._neg_view(new) if source.is_neg() else new
+
+    def _usable(self, into: Tensor | None, source: Tensor) -> Tensor | None:
+        if into is None or into.layout is not torch.strided or _is_subclass(into) or into.is_conj() or into.is_neg():
+            return None
+        same = into.shape == source.shape and into.dtype == source.dtype and into.device == self._place(source)
+        if not same or _storage_id(into) in self._taken or 0 in into.stride():
+            return None
+        self._taken.add(_storage_id(into))
+        return into.detach() if into.requires_grad else into
+
+
+def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
+    """Every tensor in nested state, each object once."""
+    if isinstance(value, _SCALARS) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Tensor):
+        yield value.detach() if value.requires_grad else value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item, seen)
+    elif isinstance(value, _LISTS):
+        for item in value:
+            yield from _tensors(item, seen)
+    elif _is_plain_object(value):
+        for item in vars(value).values():
+            yield from _tensors(item, seen)
+
+
+def _overlapping(tensors: list[Tensor]) -> set[int]:
+    """The storages in which two of the tensors, not the same view, have memory in common."""
+    extents: dict[int, set[tuple[int, int, Any]]] = {}
+    for t in tensors:
+        if t.layout is torch.strided and not t.is_meta and not t.is_quantized and not _is_subclass(t) and t.numel():
+            start = int(t.storage_offset()) * t.element_size()
+            last = sum(int((size - 1) * stride) for size, stride in zip(t.shape, t.stride(), strict=True))
+            end = start + (last + 1) * t.element_size()
+            extents.setdefault(_storage_id(t), set()).add((start, end, (t.dtype, t.shape, t.stride())))
+    found = set()
+    for storage, several in extents.items():
+        ordered = sorted(several, key=lambda extent: extent[:2])
+        if any(one[1] > other[0] for one, other in zip(ordered, ordered[1:], strict=False)):
+            found.add(storage)
+    return found
+
+
+def _like(source: Tensor, device: torch.device) -> Tensor:
+    """Memory of the same shape, dtype and order; pinned if it is to take a tensor from CUDA to the host."""
+    if source.device.type == "cuda" and device.type == "cpu":
+        try:
+            return torch.empty_like(source, device=device, pin_memory=True)
+        except RuntimeError:  # no more memory can be pinned
+            pass
+    return torch.empty_like(source, device=device, requires_grad=False)
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    """The whole storage of a tensor, as bytes."""
+    memory = tensor.untyped_storage()
+    return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
+
+
+def _storage_id(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if not _is_subclass(tensor) else id(tensor)
+
+
+def _is_subclass(tensor: Tensor) -> bool:
+    """True for tensors that have no memory of their own, such as a DTensor."""
+    return type(tensor) not in (Tensor, nn.Parameter, nn.Buffer)
+
+
+def _is_plain_object(value: Any) -> bool:
+    """True for objects that only hold values, such as a namespace or a dataclass: cheap to copy, meant to change."""
+    if callable(value) or isinstance(value, (nn.Module, torch.optim.Optimizer)) or not hasattr(value, "__dict__"):
+        return False
+    module = type(value).__module__
+    return not isinstance(value, type) and module.split(".")[0] not in ("torch", "threading", "numpy", "functools")
