@@ -71,7 +71,7 @@ def _surely_plain(value: Any) -> bool:
     if kind is bytes:
         return len(value) > 0
     if kind is int:
-        return value.bit_length() < 2000  # beyond 255 bytes it needs another opcode
+        return bool(value.bit_length() < 2000)  # beyond 255 bytes it needs another opcode
     if kind is torch.Tensor or kind is torch.nn.Parameter:
         return not value.__dict__ and bool(value.layout is torch.strided)
     return False
