@@ -177,6 +177,16 @@ class GuardedSteps(torch.optim.Optimizer):
         else:
             raise TypeError(f"loss must be a tensor or a number, got {type(loss).__name__}")
 
+    def start_over(self) -> None:
+        """Forget the present run of bad steps: weights and state were put back to a good moment."""
+        self._settle(wait=True)
+        self._losses.clear()
+        self._diverged = None
+        self._run_warned = self._bad_params_warned = False
+        self._record.start_over()
+        for handed in ("grad_scale", "found_inf"):
+            self.__dict__.pop(handed, None)
+
     # ---- the parts of a step, also used by closure.py ----------------------------------------------------------------
 
     def scan(self) -> tuple[EngineScan, Sequence[Label]]:
