@@ -87,12 +87,27 @@ NANSCAN_INLINE Reduced<Int> reduce(F64 (&sums)[Sums], IntVector (&tops)[Tops]) {
   return {fold<sizeof(F64) / sizeof(double)>(lanes), largest<Int, sizeof(IntVector) / sizeof(Int)>(tops_of)};
 }
 
+// Asks for the cache lines that lie kAhead bytes beyond `here`. The processor's own prefetching stops at every page and
+// starts anew there; asking keeps it busy, which is worth a tenth of the time from memory and nothing in cache. A
+// request is not a read: it may name memory beyond the tensor, even unmapped, and then does nothing.
+constexpr uintptr_t kAhead = 3072;
+constexpr uintptr_t kCacheLine = 64;
+
+template <int Bytes>
+NANSCAN_INLINE void prefetch_ahead(const void* here) {
+  const uintptr_t from = reinterpret_cast<uintptr_t>(here) + kAhead;
+  for (uintptr_t line = 0; line < Bytes; line += kCacheLine) __builtin_prefetch(reinterpret_cast<void*>(from + line));
+}
+
 // Calls step(pointer to Block elements) for each whole block and once for the rest, padded with zeros (which add
 // nothing).
 template <typename T, int Block, typename Step>
 NANSCAN_INLINE void for_each_block(const T* x, int64_t count, Step step) {
   int64_t i = 0;
-  for (; i + Block <= count; i += Block) step(x + i);
+  for (; i + Block <= count; i += Block) {
+    prefetch_ahead<Block * sizeof(T)>(x + i);
+    step(x + i);
+  }
   if (i < count) {
     T rest[Block] = {};
     std::memcpy(rest, x + i, static_cast<size_t>(count - i) * sizeof(T));
