@@ -51,7 +51,7 @@ def compared(
     mismatched += _contradictions(own, saved, pairs, {item.name for item in mismatched})
     bad = {item.name for item in mismatched}
     given = {id(own[name]) for name in own if name in pairs and name not in bad}
-    excused = _excused(model, own, saved)
+    excused = _excused(model, own, saved, pairs)
     missing = [n for n in own if n not in pairs and n not in excused and not _is_tied(own[n], given)]
     used = set(pairs.values())
     return MatchReport(
@@ -112,7 +112,7 @@ def _is_tied(value: Any, given: set[int]) -> bool:
     return isinstance(value, Tensor) and id(value) in given
 
 
-def _excused(model: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Any]) -> set[str]:
+def _excused(model: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Any], pairs: Mapping[str, str]) -> set[str]:
     """Counters that batch norms have only since version 2; torch too fills them where a checkpoint is older."""
     metadata = {bare_path(path): item for path, item in getattr(saved, "_metadata", {}).items()}
     found = set()
@@ -122,8 +122,7 @@ def _excused(model: nn.Module, own: Mapping[str, Any], saved: Mapping[str, Any])
             version = metadata.get(bare_path(path), {}).get("version")
             if version is None or version < 2:
                 found.add(name)
-    present = {bare_path(key) for key in saved}
-    return {name for name in found if bare_path(name) not in present}
+    return found - pairs.keys()
 
 
 def _conversions(

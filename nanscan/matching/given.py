@@ -74,9 +74,8 @@ def _with_text_keys(state: Mapping[Any, Any]) -> Mapping[str, Any]:
 
 
 def _fits(state: Mapping[Any, Any], names: set[str]) -> bool:
-    return any(
-        isinstance(value, Tensor) and isinstance(key, str) and bare(key) in names for key, value in state.items()
-    )
+    """True if a name of the model's is there, with a tensor."""
+    return any(isinstance(v, Tensor) and isinstance(key, str) and bare(key) in names for key, v in state.items())
 
 
 def _holds_tensors(state: Mapping[Any, Any]) -> bool:

@@ -26,7 +26,9 @@ def matched_groups(
         pairs: position of a parameter -> the state's id of it.
     """
     group_of = {key: number for number, group in enumerate(saved) for key in group["params"]}
-    groups, notes, first = [], [], 0
+    groups: list[dict[str, Any]] = []
+    notes: list[str] = []
+    first = 0
     for number, group in enumerate(own):
         places = list(range(first, first + len(group["params"])))
         first += len(places)

@@ -88,7 +88,7 @@ def load_optimizer_state(
     groups, notes = matched_groups(own.groups, saved["param_groups"], pairs)
     _judge(replace(report, notes=(*report.notes, *notes)), strict, bool(own.flat or found.names))
     inner = optimizer.optimizer if isinstance(optimizer, GuardedOptimizer) else optimizer
-    put_state(inner, saved["state"], groups, pairs)
+    put_state(inner, saved, groups, pairs)
     return report
 
 
@@ -157,10 +157,10 @@ def _judge(report: MatchReport, strict: bool, expected: bool) -> None:
     """Raise if this must not be loaded, else warn of what is not."""
     nothing = expected and not report.loaded
     if nothing or (strict and not report.complete):
-        first = (
-            "no parameter of this state matches the optimizer" if nothing else "this state does not match the optimizer"
-        )
+        first = "no parameter of this state matches" if nothing else "this state does not match"
         advice = "Is it the state of another model's optimizer?" if nothing else "strict=False loads what matches."
-        raise CheckpointError("\n  ".join([f"{first}; nothing was loaded", *report.differences(), advice]))
+        raise CheckpointError(
+            "\n  ".join([f"{first} the optimizer; nothing was loaded", *report.differences(), advice])
+        )
     if lines := report.differences():
         messages.warn("nanscan: the checkpoint and the optimizer differ: " + "; ".join(lines), CheckpointWarning)

@@ -15,7 +15,7 @@ __all__ = ["put_state"]
 
 def put_state(
     optimizer: torch.optim.Optimizer,
-    saved: Mapping[Any, Any],
+    saved: Mapping[str, Any],
     groups: Sequence[dict[str, Any]],
     pairs: Mapping[int, Any],
 ) -> None:
@@ -23,7 +23,7 @@ def put_state(
 
     Args:
         optimizer: the real one, not guarded.
-        saved: id -> that parameter's state; other keys are the optimizer's own.
+        saved: the saved state dict. Entries of its "state" that are no parameter's are taken as they are.
         groups: its groups as they are to be, `params` being positions.
         pairs: position -> id. A parameter without one keeps its present state.
     """
@@ -34,10 +34,10 @@ def put_state(
         if place not in pairs:
             if param in optimizer.state:
                 exact[place] = dict(optimizer.state[param])
-        elif pairs[place] in saved:
-            exact[place] = _own_copy(saved[pairs[place]], param, place in on_device)
-    ids = set(pairs.values())
-    others = {key: copy_state(value) for key, value in saved.items() if key not in ids and _is_no_parameter(key)}
+        elif pairs[place] in saved["state"]:
+            exact[place] = _own_copy(saved["state"][pairs[place]], param, place in on_device)
+    ids = {key for group in saved["param_groups"] for key in group["params"]}
+    others = {key: copy_state(value) for key, value in saved["state"].items() if key not in ids}
     torchs = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
     handed = {place: _castable(state) if torchs else state for place, state in exact.items()}
     before = _Before(optimizer)
@@ -61,10 +61,6 @@ def _own_copy(state: Any, param: Tensor, step_on_device: bool) -> Any:
         step = copied["step"]
         copied["step"] = step.to(param.device, torch.float32) if step_on_device else step.cpu()
     return copied
-
-
-def _is_no_parameter(key: Any) -> bool:
-    return not isinstance(key, int)
 
 
 def _castable(state: Any) -> Any:

@@ -11,20 +11,10 @@ from torch.nn.parameter import is_lazy
 
 __all__ = ["mismatches"]
 
-_AS_PARAMETER = frozenset(  # entries that have the parameter's shape in every optimizer that has them
-    [
-        "exp_avg",
-        "exp_avg_sq",
-        "max_exp_avg_sq",
-        "momentum_buffer",
-        "square_avg",
-        "acc_delta",
-        "grad_avg",
-        "sum",
-        "prev",
-        "ax",
-        "exp_inf",
-    ]
+# Entries that have the parameter's shape in every optimizer that has them.
+_AS_PARAMETER = frozenset(
+    {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "grad_avg", "exp_inf"}
+    | {"sum", "prev", "ax"}
 )
 
 

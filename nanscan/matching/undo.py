@@ -88,11 +88,12 @@ def materialise(model: nn.Module, own: Mapping[str, Any], values: Mapping[str, A
         if isinstance(tensor, Tensor) and tensor.is_meta and not is_lazy(tensor) and not value.is_meta:
             made.setdefault(id(tensor), _like(tensor, value.device))
     for module in model.modules() if made else ():
-        for members in (module._parameters, module._buffers):
-            for key, tensor in members.items():
-                if tensor is not None and id(tensor) in made:
-                    before.undo.append(_member(members, key, tensor))
-                    members[key] = made[id(tensor)]
+        both: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for members in both:
+            for key, member in members.items():
+                if member is not None and id(member) in made:
+                    before.undo.append(_member(members, key, member))
+                    members[key] = made[id(member)]
 
 
 def _like(tensor: Tensor, device: torch.device) -> Tensor:
