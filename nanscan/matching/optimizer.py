@@ -83,8 +83,8 @@ def load_optimizer_state(
     own = OwnNames(optimizer, model)
     if model is not None and own.params and are_positions(own.flat):
         raise CheckpointError(
-            f"the {type(model).__name__} given as model= has none of the optimizer's parameters: give the model that the "
-            "optimizer was made of; nothing was loaded"
+            f"the {type(model).__name__} given as model= has none of the optimizer's parameters: give the model that "
+            "the optimizer was made of; nothing was loaded"
         )
     found = _matched(own, saved, names)
     report = _report(own, saved, found)
