@@ -14,11 +14,14 @@ from nanscan.errors import (
     TrainingDiverged,
 )
 from nanscan.guard import GuardedOptimizer, wrap
+from nanscan.manager import CheckpointManager, Restored
+from nanscan.pickling import PickleProblem, find_unpicklable
 from nanscan.report import Report, StepReport, TensorReport
 from nanscan.scan import scan
 
 __all__ = [
     "CheckpointError",
+    "CheckpointManager",
     "CheckpointSystemError",
     "CheckpointWarning",
     "CorruptCheckpoint",
@@ -26,13 +29,16 @@ __all__ = [
     "GuardedOptimizer",
     "NonFiniteError",
     "NonFiniteWarning",
+    "PickleProblem",
     "Report",
+    "Restored",
     "StepReport",
     "TensorReport",
     "TrainingDiverged",
     "__version__",
     "clip_grad_norm_",
     "engine_info",
+    "find_unpicklable",
     "scan",
     "wrap",
 ]

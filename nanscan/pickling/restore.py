@@ -1,0 +1,99 @@
+"""What loading would do with an object, as far as it can be told here; what can't is left to a subprocess."""
+
+from __future__ import annotations
+
+import enum
+import types
+from typing import Any
+
+from torch import nn
+
+from nanscan.pickling.parts import NEW, Saved, has
+from nanscan.pickling.trust import own_hook, trusted
+
+__all__ = ["refuses_to_load", "unsettled"]
+
+_NO_STATE = object()
+_GUARD = (
+    "let __getattr__ raise AttributeError for names that start with '__' and for those that it reads itself: "
+    "if name.startswith('__') or name == 'inner': raise AttributeError(name)"
+)
+
+
+def refuses_to_load(value: Any, whole: Saved) -> tuple[str, str] | None:
+    """(reason, fix) if loading is known to fail although saving works."""
+    if type(value) is types.MethodType:
+        return _lost_method(value)
+    if whole.state is None:
+        return None
+    return _delegates_forever(value, whole) or _strange_state(value, whole)
+
+
+def _lost_method(method: types.MethodType) -> tuple[str, str] | None:
+    name = getattr(method.__func__, "__name__", "")
+    owner: Any = method.__self__
+    kinds = [*type(owner).__mro__, *(owner.__mro__ if issubclass(type(owner), type) else ())]
+    if any(name in vars(kind) for kind in kinds) or name in getattr(owner, "__dict__", {}):
+        return None
+    return (
+        f"the method is saved as attribute '{name}' of its object, which has none of that name: loading fails",
+        "bind the function to its own name on the class",
+    )
+
+
+def _delegates_forever(value: Any, whole: Saved) -> tuple[str, str] | None:
+    """Loading makes a blank object and asks it for `__setstate__` before any attribute is there."""
+    kind: Any = type(value)
+    if not own_hook(kind, "__getattr__") or own_hook(kind, "__new__") or has(kind, "__setstate__", nn.Module):
+        return None
+    if whole.func not in NEW or issubclass(kind, (nn.Module, BaseException)):
+        return None
+    try:
+        blank = kind.__new__(kind)
+        answer = getattr(blank, "__setstate__", _NO_STATE)
+    except RecursionError:
+        said = "recursion in __getattr__ while restoring: it reads an attribute that is not there yet"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: B036
+        said = f"__getattr__ raises {type(error).__name__} ({error}) instead of AttributeError while restoring"
+    else:
+        if answer is _NO_STATE or callable(answer):
+            return None
+        said = f"__getattr__ answers {type(answer).__name__} for '__setstate__', which loading then calls"
+    return f"{kind.__name__} pickles but does not load (nor deepcopy): {said}", _GUARD
+
+
+def _strange_state(value: Any, whole: Saved) -> tuple[str, str] | None:
+    if has(type(value), "__setstate__") or whole.setter is not None or own_hook(type(value), "__getattr__"):
+        return None
+    state = whole.state
+    halves = state if type(state) is tuple and len(state) == 2 else (state,)
+    if all(half is None or issubclass(type(half), dict) for half in halves):
+        return None
+    return (
+        f"its __getstate__ returns {type(state).__name__}, which can't be loaded: there is no __setstate__ to take it",
+        "write __setstate__, or return a dict of attributes",
+    )
+
+
+def unsettled(value: Any, whole: Saved) -> str | None:
+    """What of the user's own code runs when `value` is loaded, if anything does: only running it can tell."""
+    kind = type(value)
+    hook = own_hook(kind, "__setstate__", "__new__", "__getattribute__", "__getnewargs__", "__getnewargs_ex__")
+    if hook:
+        return hook
+    if issubclass(type(whole.func), type) and whole.func not in NEW:
+        made = own_hook(whole.func, "__init__", "__new__")
+        return (
+            f"{whole.func.__name__}(…)"
+            if made or not trusted(whole.func.__module__) and not issubclass(kind, enum.Enum)
+            else None
+        )
+    if whole.func not in NEW and not trusted(getattr(whole.func, "__module__", None)):
+        return f"{getattr(whole.func, '__name__', whole.func)}(…)"
+    if own_hook(kind, "__getattr__") and not issubclass(kind, nn.Module):
+        return "__getattr__"
+    if (whole.items is not None or whole.pairs is not None) and own_hook(kind, "append", "extend", "__setitem__"):
+        return "__setitem__"
+    return None

@@ -1,0 +1,281 @@
+"""The walk over everything that pickle would save, breadth first, so that each place gets its shortest path."""
+
+from __future__ import annotations
+
+import collections
+import types
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from nanscan.pickling import byname, light, lost, restore
+from nanscan.pickling.kinds import kind_of
+from nanscan.pickling.naming import Step, render, type_name
+from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Part, Saved, contents, parts, saved
+from nanscan.pickling.problem import PickleProblem
+
+__all__ = ["Finding", "Place", "Refused", "Walk"]
+
+Refused = Callable[[Any], "tuple[str, str] | None"]
+_PLAIN_DICTS = (collections.OrderedDict, collections.Counter, collections.defaultdict)
+_ENDLESS = 250_000
+_NAMED = 3
+
+
+@dataclass(slots=True)
+class Place:
+    """A value and how it was reached."""
+
+    value: Any
+    parent: Place | None = None
+    steps: tuple[Step, ...] = ()
+    depth: int = 0
+    refused: bool = False  # inside of something that weights_only refuses as a whole
+
+    def path(self) -> list[Step]:
+        """The steps from the root to here."""
+        found: list[Step] = []
+        place: Place | None = self
+        while place is not None:
+            found += reversed(place.steps)
+            place = place.parent
+        return found[::-1]
+
+
+@dataclass(slots=True)
+class Finding:
+    """What is wrong at a place; `also` are other places of the same object."""
+
+    place: Place
+    type: str
+    reason: str
+    fix: str
+    severity: str = "error"
+    suffix: str = ""
+    also: list[Place] = field(default_factory=list)
+
+    def problem(self, name: str) -> PickleProblem:
+        steps = self.place.path() + ([("text", self.suffix)] if self.suffix else [])
+        others = [render(name, place.path()) + self.suffix for place in self.also[:_NAMED]]
+        more = len(self.also) - len(others)
+        also = f" (also at {', '.join(others)}{f' and {more} more places' if more else ''})" if others else ""
+        return PickleProblem(
+            render(name, steps), self.type, self.reason + also, self.fix, self.severity, tuple(self.place.path())
+        )
+
+
+class Walk:
+    """One look at an object; `findings` and `unsettled` are what came of it.
+
+    Args:
+        for_process: judged by multiprocessing's reducers instead of pickle's.
+        refused: asked about every value that isn't a plain container, where `weights_only` matters.
+    """
+
+    def __init__(self, for_process: bool = False, refused: Refused | None = None) -> None:
+        byname.forget()
+        self.findings: list[Finding] = []
+        self.unsettled: list[tuple[Place, str]] = []
+        self.deepest: Place | None = None
+        self._for_process = for_process
+        self._refused = refused
+        self._table = light.dispatch_table(for_process)
+        self._seen: dict[int, Any] = {}  # holds what it has seen: an id is not given twice meanwhile
+        self._made: list[Saved] = []
+        self._at_fault: dict[int, list[Finding]] = {}
+        self._classes: dict[int, tuple[str, str] | None] = {}
+
+    def run(self, roots: Iterable[Place]) -> None:
+        """Walk from the roots on."""
+        queue = collections.deque(roots)
+        while queue:
+            place = queue.popleft()
+            value = place.value
+            if id(value) in self._seen:
+                for finding in self._at_fault.get(id(value), ()):
+                    finding.also.append(place)
+                continue
+            self._seen[id(value)] = value
+            self.deepest = place if self.deepest is None or place.depth > self.deepest.depth else self.deepest
+            if place.depth > _ENDLESS:
+                self._report(place, "its reducer makes new objects without end", "return what the object holds")
+                return
+            for steps, child in self._children(place):
+                if type(child) not in ATOMS:
+                    queue.append(Place(child, place, steps, place.depth + 1, place.refused))
+
+    def skipped(self) -> frozenset[int]:
+        """The ids of the values at fault."""
+        return frozenset(self._at_fault)
+
+    def _children(self, place: Place) -> Iterable[Part]:
+        try:
+            return list(self._look(place, place.value))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: B036  the user's code ran: what it raises, pickle would meet too
+            self._report(place, *_raised(error))
+            return ()
+
+    def _look(self, place: Place, value: Any) -> Iterator[Part]:
+        kind = type(value)
+        if kind in CONTAINERS:
+            yield from self._container(place, value)
+        elif issubclass(kind, torch.Tensor):
+            yield from self._tensor(place, value)
+        elif kind is np.ndarray or issubclass(kind, (torch.UntypedStorage, torch.TypedStorage)):
+            yield from self._array(place, value)
+        elif self._by_name(value, kind):
+            verdict = byname.refused_name(value)
+            if verdict:
+                self._report(place, *verdict)
+            else:
+                self._ask_weights_only(place)
+        elif not self._known_bad(place, kind):
+            yield from self._object(place, value, kind)
+
+    def _by_name(self, value: Any, kind: type) -> bool:
+        if kind in self._table:
+            return False
+        if kind is types.BuiltinFunctionType:
+            return isinstance(value.__self__, types.ModuleType) or value.__self__ is None
+        return kind is types.FunctionType or issubclass(kind, type)
+
+    def _container(self, place: Place, value: Any) -> Iterator[Part]:
+        if self._refused and not place.refused and type(value) is frozenset:
+            self._ask_weights_only(place)
+        if type(value) is dict:
+            self._lost_functions(place, value)
+        yield from contents(value)
+
+    def _lost_functions(self, place: Place, value: dict[Any, Any]) -> None:
+        for key, position in lost.lost_function(value):
+            lost_place = Place(None, place, (("item", key), ("item", position)), place.depth + 1)
+            self.findings.append(
+                Finding(
+                    lost_place,
+                    "function",
+                    "a scheduler's state_dict holds None where its function was: lambdas and functions are not stored",
+                    "the program makes the scheduler with the same functions before load_state_dict",
+                    "loss",
+                )
+            )
+
+    def _tensor(self, place: Place, value: torch.Tensor) -> Iterator[Part]:
+        if self._for_process and value.requires_grad and not value.is_leaf:
+            grad = value.grad_fn and value.grad_fn.name()
+            self._report(
+                place,
+                f"a tensor of shape {tuple(value.shape)} with a graph (grad_fn {grad}): PyTorch refuses to send it to "
+                "another process",
+                "send value.detach()",
+            )
+            return
+        for suffix, reason, fix in lost.tensor_loss(value):
+            self._report(place, reason, fix, "loss", suffix)
+        self._ask_weights_only(place)
+        if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            if not self._for_process:
+                for name, held in value.__dict__.items():
+                    yield (("attr", name),), held
+        else:
+            yield from self._object(place, value, type(value))
+
+    def _array(self, place: Place, value: Any) -> Iterator[Part]:
+        self._ask_weights_only(place)
+        if type(value) is np.ndarray and value.dtype.hasobject:
+            if value.dtype != object and (error := light.failure(value, self._for_process)):
+                self._report(place, f"a field of the array can't be pickled ({_said(error)})", "convert that field")
+            yield from contents(value)
+
+    def _known_bad(self, place: Place, kind: type) -> bool:
+        """A value of a type that the table knows, and that really does not pickle, is one place, not its insides."""
+        known = kind_of(kind)
+        if known is None:
+            return False
+        with light.spawning(self._for_process):
+            error = light.failure(place.value, self._for_process)
+        if error is None:
+            return False
+        said = "" if _plain_refusal(error) else f" ({_said(error)})"
+        self._report(place, known.reason + said, known.fix)
+        return not issubclass(kind, torch.nn.Module)
+
+    def _object(self, place: Place, value: Any, kind: type) -> Iterator[Part]:
+        with light.spawning(self._for_process):
+            whole = saved(value, self._table)
+        if isinstance(whole, str):
+            error = light.failure(value, self._for_process)
+            if error is not None:
+                self._report(place, f"it is saved under the name '{whole}', which is not it ({_said(error)})", _RENAME)
+            return
+        self._made.append(whole)
+        self._judge(place, value, kind, whole)
+        yield from parts(value, whole)
+
+    def _judge(self, place: Place, value: Any, kind: type, whole: Saved) -> None:
+        verdict = self._class_verdict(whole)
+        if verdict:
+            self._report(place, *verdict)
+            return
+        if kind not in _PLAIN_DICTS and self._ask_weights_only(place):
+            return
+        refusal = restore.refuses_to_load(value, whole)
+        loss = lost.lost_with(value, whole)
+        if refusal:
+            self._report(place, *refusal)
+        elif loss:
+            self._report(place, *loss, "loss")
+        else:
+            why = restore.unsettled(value, whole)
+            if why:
+                self.unsettled.append((place, why))
+
+    def _class_verdict(self, whole: Saved) -> tuple[str, str] | None:
+        maker = whole.args[0] if whole.func in NEW and whole.args else whole.func
+        if not issubclass(type(maker), type):
+            return None
+        if id(maker) not in self._classes:
+            self._classes[id(maker)] = byname.refused_name(maker)
+        return self._classes[id(maker)]
+
+    def _ask_weights_only(self, place: Place) -> bool:
+        if self._refused is None or place.refused:
+            return False
+        verdict = self._refused(place.value)
+        place.refused = verdict is not None
+        if verdict:
+            self._report(place, *verdict)
+        return verdict is not None
+
+    def _report(self, place: Place, reason: str, fix: str, severity: str = "error", suffix: str = "") -> None:
+        finding = Finding(place, type_name(place.value), reason, fix, severity, suffix)
+        self.findings.append(finding)
+        self._at_fault.setdefault(id(place.value), []).append(finding)
+
+
+_RENAME = "keep it under that name at the top of its module"
+
+
+def _raised(error: BaseException) -> tuple[str, str]:
+    text = str(error)
+    if _plain_refusal(error):
+        return f"{text[0].upper()}{text[1:]}" if text else "it can't be pickled", (
+            "drop it in __getstate__ (nanscan.TransientState), or keep what it is made from"
+        )
+    return f"saving it raises {_said(error)}", (
+        "mend its __getstate__, __reduce__ or __reduce_ex__, or drop the object from what is saved"
+    )
+
+
+def _plain_refusal(error: BaseException) -> bool:
+    text = str(error).lower()
+    return isinstance(error, TypeError) and ("cannot pickle" in text or "can't pickle" in text)
+
+
+def _said(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
