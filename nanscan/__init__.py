@@ -1,6 +1,8 @@
 """nanscan keeps training runs numerically healthy: one fused pass over the gradients says what is wrong and where."""
 
 from nanscan._version import __version__
+from nanscan.checkpoint.load import load
+from nanscan.checkpoint.save import save
 from nanscan.clip import clip_grad_norm_
 from nanscan.engine.info import engine_info
 from nanscan.errors import (
@@ -39,6 +41,8 @@ __all__ = [
     "clip_grad_norm_",
     "engine_info",
     "find_unpicklable",
+    "load",
+    "save",
     "scan",
     "wrap",
 ]

@@ -1,0 +1,118 @@
+"""Every tensor inside a nested state, each with its path as a person would type it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Found", "tensors_in"]
+
+_LEAVES = frozenset(
+    {bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device, torch.Size}
+)
+
+
+class Found(NamedTuple):
+    """A tensor and where it is; ``note`` says more, such as the parameter that an optimizer's state belongs to."""
+
+    path: str
+    tensor: Tensor
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.path + self.note
+
+
+def tensors_in(obj: Any) -> list[Found]:
+    """The tensors in dicts, lists, tuples, sets, modules, optimizers and attributes of objects, in order.
+
+    A top-level key stands alone, deeper ones in brackets: ``optimizer["state"][3]["exp_avg"]``.
+
+    >>> import torch
+    >>> [found.path for found in tensors_in({"model": {"fc.weight": torch.ones(1)}, "seen": [torch.ones(1)]})]
+    ['model["fc.weight"]', 'seen[0]']
+    """
+    return list(_Walk().walk(obj, ""))
+
+
+class _Walk:
+    """One walk; an object that is reached twice is entered once (tensors are listed under every path)."""
+
+    def __init__(self) -> None:
+        self.entered: dict[int, Any] = {}  # id -> object, kept alive so that no id is used twice
+        self.names: Mapping[Any, str] = {}
+
+    def walk(self, value: Any, path: str) -> Iterator[Found]:
+        if isinstance(value, Tensor):
+            yield Found(path or "tensor", value)
+        elif type(value) not in _LEAVES and id(value) not in self.entered:
+            self.entered[id(value)] = value
+            yield from self._inside(value, path)
+
+    def _inside(self, value: Any, path: str) -> Iterator[Found]:
+        if isinstance(value, Mapping):
+            yield from self._mapping(value, path)
+        elif isinstance(value, (list, tuple, deque, set, frozenset)):
+            for name, item in _items(value):
+                yield from self.walk(item, f"{path}{name}" if path else name.lstrip("."))
+        elif isinstance(value, nn.Module):
+            for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
+                yield Found(_dotted(path, name), tensor)
+        elif isinstance(value, torch.optim.Optimizer):
+            yield from self._mapping(value.state_dict(), path)
+        elif not isinstance(value, type) and not callable(value):
+            for name, item in list(getattr(value, "__dict__", {}).items()):
+                yield from self.walk(item, _dotted(path, name))
+
+    def _mapping(self, value: Mapping[Any, Any], path: str) -> Iterator[Found]:
+        names = _parameter_names(value)
+        for key, item in list(value.items()):
+            inner = _keyed(path, key)
+            if names and key == "state" and isinstance(item, Mapping):
+                yield from self._optimizer_state(item, inner, names)
+                continue
+            if isinstance(value.get("optimizer_names"), Sequence) and key == "optimizer":
+                self.names = dict(enumerate(name for group in value["optimizer_names"] for name in group))
+            yield from self.walk(item, inner)
+
+    def _optimizer_state(self, state: Mapping[Any, Any], path: str, names: Mapping[Any, str]) -> Iterator[Found]:
+        """The state of each parameter, with that parameter's name where the groups tell it."""
+        names = names if any(names.values()) else self.names
+        for key, item in list(state.items()):
+            note = f" of '{names[key]}'" if names.get(key) else ""
+            for found in self.walk(item, _keyed(path, key)):
+                yield found._replace(note=note)
+
+
+def _parameter_names(value: Mapping[Any, Any]) -> dict[Any, str]:
+    """Index -> name ("" if unknown) if this is an optimizer's state_dict; else nothing."""
+    groups = value.get("param_groups") if "state" in value else None
+    found: dict[Any, str] = {}
+    for group in groups if isinstance(groups, list) else ():
+        if isinstance(group, Mapping) and isinstance(group.get("params"), list):
+            names = group.get("param_names") or [""] * len(group["params"])
+            found.update(zip(group["params"], names, strict=False))
+    return found
+
+
+def _items(value: Any) -> Iterator[tuple[str, Any]]:
+    fields = getattr(value, "_fields", None)
+    if isinstance(value, tuple) and fields:
+        yield from ((f".{name}", item) for name, item in zip(fields, value, strict=False))
+    else:
+        yield from ((f"[{i}]", item) for i, item in enumerate(value))
+
+
+def _keyed(path: str, key: Any) -> str:
+    if isinstance(key, str):
+        return f'{path}["{key}"]' if path else key
+    return f"{path}[{key!r}]"
+
+
+def _dotted(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name

@@ -1,0 +1,90 @@
+"""The file that torch.save writes into: digests of what is written, and the system's own error if that fails."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import xxhash
+
+__all__ = ["DigestingWriter"]
+
+_CHUNK = 1 << 20  # bytes copied at a time: they stay in the cache between copying, hashing and writing
+_SMALL = 256 << 10  # pieces below this are gathered, so that many small tensors don't cost a system call each
+_TINY = 512  # pieces below this (headers, padding) are kept as they are
+
+
+class DigestingWriter:
+    """A writable file over ``fd`` that knows the digest of every piece written to it.
+
+    What is hashed is a private copy, the very bytes that go to the system: a tensor that changes meanwhile can't part
+    the two. torch turns an exception from here into another one at times; the first is kept in ``failure``.
+
+    Args:
+        fd: of an empty file, open for writing.
+        before: called before the first byte; what it raises is kept in ``failure`` too.
+    """
+
+    def __init__(self, fd: int, before: Callable[[], None] | None = None) -> None:
+        self.size = 0
+        self.failure: BaseException | None = None
+        self._fd = fd
+        self._before = before
+        self._pieces: dict[int, tuple[int, bytes]] = {}  # offset -> length and digest, or the bytes if tiny
+        self._gathered = bytearray()
+        self._chunk = memoryview(bytearray(_CHUNK))
+
+    def write(self, data: Any) -> int:
+        """Write all of ``data`` (bytes-like); returns how many bytes."""
+        try:
+            return self._take(memoryview(data).cast("B"))
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+
+    def flush(self) -> None:
+        """Hand what is gathered to the system."""
+        gathered, self._gathered = self._gathered, bytearray()
+        _write_all(self._fd, memoryview(gathered))
+
+    def digest(self, start: int, size: int) -> bytes | None:
+        """The digest of the bytes that were written there in one piece; None if they were written otherwise."""
+        length, value = self._pieces.get(start, (0, b""))
+        if length != size:
+            return None
+        return xxhash.xxh3_128_digest(value) if length < _TINY else value
+
+    def _take(self, data: memoryview) -> int:
+        if self.failure is not None:
+            raise self.failure
+        if self._before is not None:
+            before, self._before = self._before, None
+            before()
+        length = len(data)
+        value = self._write_large(data) if length >= _SMALL else self._gather(bytes(data))
+        self._pieces[self.size] = (length, value)
+        self.size += length
+        return length
+
+    def _gather(self, data: bytes) -> bytes:
+        self._gathered += data
+        if len(self._gathered) >= _CHUNK:
+            self.flush()
+        return data if len(data) < _TINY else xxhash.xxh3_128_digest(data)
+
+    def _write_large(self, data: memoryview) -> bytes:
+        self.flush()
+        digest = xxhash.xxh3_128()
+        for start in range(0, len(data), _CHUNK):
+            part = data[start : start + _CHUNK]
+            chunk = self._chunk[: len(part)]
+            chunk[:] = part
+            digest.update(chunk)
+            _write_all(self._fd, chunk)
+        return digest.digest()
+
+
+def _write_all(fd: int, data: memoryview) -> None:
+    while len(data):
+        data = data[os.write(fd, data) :]
