@@ -37,7 +37,7 @@ class Run:
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.scheduler.step()
-        return float(loss)
+        return loss.item()
 
     def fill(self, value: float) -> None:
         """Set every weight to `value`, so that a torn copy shows."""

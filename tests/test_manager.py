@@ -19,6 +19,14 @@ from tests.manager_runs import Run, steps_of
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
 
 
+class FakeClock:
+    """The monotonic clock that the manager reads, as set in `now`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, now: float) -> None:
+        self.now = now
+        monkeypatch.setattr(schedule.time, "monotonic", lambda: self.now)
+
+
 @BOTH
 def test_every_call_saves_unless_told_otherwise(tmp_path: Path, background: bool) -> None:
     run = Run()
@@ -40,19 +48,17 @@ def test_steps_that_are_a_multiple_of_every_steps_are_saved(tmp_path: Path) -> N
 def test_every_seconds_counts_from_the_last_save_by_the_monotonic_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 100.0
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: now)
+    clock = FakeClock(monkeypatch, 100.0)
     with CheckpointManager(tmp_path, keep=9, every_seconds=10, background=False) as manager:
-        for step, now in enumerate([105.0, 110.0, 119.0, 120.5, 130.0, 131.0]):
+        for step, clock.now in enumerate([105.0, 110.0, 119.0, 120.5, 130.0, 131.0]):
             manager.save(step, model=nn.Linear(1, 1))
         assert steps_of(manager) == [1, 3, 5]
 
 
 def test_with_steps_and_seconds_either_suffices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
-    monkeypatch.setattr(schedule.time, "monotonic", lambda: now)
+    clock = FakeClock(monkeypatch, 0.0)
     with CheckpointManager(tmp_path, keep=9, every_seconds=10, every_steps=3, background=False) as manager:
-        for step, now in [(1, 1.0), (2, 11.0), (3, 12.0), (4, 13.0)]:
+        for step, clock.now in [(1, 1.0), (2, 11.0), (3, 12.0), (4, 13.0)]:
             manager.save(step, model=nn.Linear(1, 1))
         assert steps_of(manager) == [2, 3]
 

@@ -24,9 +24,8 @@ Undo = list[Callable[[], Any]]
 
 def report_differences(saved: Mapping[str, Any], parts: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(parts asked for and not in the file, parts in the file and not asked for), both warned about by name."""
-    missing = tuple(
-        name for name in (*PARTS, "rng") if name not in saved and (name == "rng" or parts[name] is not None)
-    )
+    wanted = [name for name in PARTS if parts[name] is not None] + ["rng"]
+    missing = tuple(name for name in wanted if name not in saved)
     unused = tuple(name for name in PARTS if name in saved and parts[name] is None)
     if missing:
         messages.warn(
@@ -110,7 +109,7 @@ def _load_small(name: str, part: Any, state: Any, undo: Undo) -> None:
             f"{type(error).__name__}: {error}"
         ) from error
     if name == "loader" and hasattr(part, "state_dict"):
-        part.state_dict()  # a StatefulDataLoader now makes its iterator, which draws a number, and not in the next epoch
+        part.state_dict()  # a StatefulDataLoader makes its iterator now, which draws a number, and not later
 
 
 def _compare_scheduler(scheduler: Any, own: Any, saved: Any) -> None:

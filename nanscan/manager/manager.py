@@ -164,9 +164,7 @@ class CheckpointManager:
         extra = checked_extra(extra)
         if self._metric is not None:
             number = self._metric.required(extra)
-            if isinstance(
-                extra[self._metric.name], torch.Tensor
-            ):  # a metric may be NaN, a tensor that is saved may not
+            if isinstance(extra[self._metric.name], torch.Tensor):  # which may not be NaN; a number may
                 extra = {**extra, self._metric.name: number}
         self._warn_once(unstored(parts))
         with exits.deferred():
