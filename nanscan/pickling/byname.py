@@ -10,6 +10,7 @@ import types
 from typing import Any
 
 from nanscan.pickling.light import PROTOCOL
+from nanscan.pickling.verdict import MAINS, judge
 
 __all__ = ["forget", "refused_name"]
 
@@ -17,8 +18,8 @@ _NAME_IT = "write it as a named function at the top of a module (functools.parti
 _MOVE_IT = "move it into a module file that can be imported"
 
 
-def refused_name(value: Any) -> tuple[str, str] | None:
-    """(reason, fix) if a function or class can't be found by its name; None if it can.
+def refused_name(value: Any, for_process: bool = False) -> tuple[str, str, str] | None:
+    """(reason, fix, severity) if a function or class can't be found by its name; None if it can.
 
     >>> refused_name(len), refused_name(dict)
     (None, None)
@@ -30,8 +31,8 @@ def refused_name(value: Any) -> tuple[str, str] | None:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: B036
-        return _why(value, error)
-    return _elsewhere(value)
+        return (*_why(value, error), "error")
+    return _elsewhere(value, for_process)
 
 
 def forget() -> None:
@@ -73,23 +74,28 @@ def _class_reason(value: type, where: str, outer: str, error: BaseException) -> 
     )
 
 
-def _elsewhere(value: Any) -> tuple[str, str] | None:
+def _elsewhere(value: Any, for_process: bool) -> tuple[str, str, str] | None:
     """Found in this process: would another one find it?"""
     module = getattr(value, "__module__", None)
+    if module in MAINS:
+        return _in_main(value, for_process)
     if not isinstance(module, str) or _importable(module):
         return None
-    if module == "__main__":
-        what = "is defined in an interactive session or notebook: another process can't import it from __main__"
-    else:
-        what = f"is in the module '{module}', which another process can't import (no file of it is on sys.path)"
-    return f"'{getattr(value, '__qualname__', value)}' {what}", _MOVE_IT
+    what = f"is in the module '{module}', which another process can't import (no file of it is on sys.path)"
+    return f"'{getattr(value, '__qualname__', value)}' {what}", _MOVE_IT, "error"
+
+
+def _in_main(value: Any, for_process: bool) -> tuple[str, str, str] | None:
+    """A script finds its own classes again; a process that it starts only those at its top level."""
+    entry = {"module": "__main__", "name": value.__qualname__, "error": "AttributeError", "message": "__main__"}
+    file = getattr(sys.modules["__main__"], "__file__", None)
+    main_file = file if isinstance(file, str) and os.path.exists(file) else None
+    return next(iter(judge({"missing": [entry]}, for_process, main_file, 0.0)), None)
 
 
 @functools.lru_cache(maxsize=4096)
 def _importable(module: str) -> bool:
-    """Whether a new process with the same sys.path can import `module`. A script's own `__main__` counts as found."""
-    if module == "__main__":
-        return getattr(sys.modules["__main__"], "__file__", None) is not None
+    """Whether a new process with the same sys.path can import `module`."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names or top in sys.builtin_module_names:
         return True

@@ -8,6 +8,7 @@ from typing import Any
 from nanscan.pickling.loaders import is_loader, worker_arguments
 from nanscan.pickling.naming import caller_frame, root_name
 from nanscan.pickling.problem import PickleProblem
+from nanscan.pickling.settle import check_pickling, prove_loading
 from nanscan.pickling.walk import Place, Walk
 
 __all__ = ["find_unpicklable"]
@@ -53,7 +54,11 @@ def find_unpicklable(
     name = name or root_name(obj, caller_frame())
     for_process = for_process or is_loader(obj)
     walk = Walk(for_process, _judge_of_weights_only() if weights_only else None)
-    walk.run(worker_arguments(obj) if is_loader(obj) else [Place(obj)])
+    roots = worker_arguments(obj) if is_loader(obj) else [Place(obj)]
+    walk.run(roots)
+    check_pickling(walk, roots, for_process)
+    if check_loading and walk.unsettled:
+        prove_loading(walk, name, for_process)
     problems = [finding.problem(name) for finding in walk.findings]
     return [_for_process(problem) for problem in problems] if for_process else problems
 

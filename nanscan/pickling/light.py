@@ -28,12 +28,13 @@ class _Nowhere:
 class _LightPickler(pickle.Pickler):
     """Leaves out what is big and known to pickle."""
 
-    def __init__(self, table: Any) -> None:
+    def __init__(self, table: Any, skipped: frozenset[int]) -> None:
         super().__init__(_Nowhere(), PROTOCOL)
         self.dispatch_table = table
+        self._skipped = skipped
 
     def persistent_id(self, value: Any) -> str | None:
-        return "data" if bulky(value) else None
+        return "data" if bulky(value) or id(value) in self._skipped else None
 
 
 def bulky(value: Any) -> bool:
@@ -51,11 +52,11 @@ def dispatch_table(for_process: bool) -> Any:
     return ForkingPickler(io.BytesIO()).dispatch_table if for_process else copyreg.dispatch_table
 
 
-def failure(value: Any, for_process: bool = False) -> BaseException | None:
-    """What pickling `value` raises, leaving out the data of tensors; None if it passes."""
+def failure(value: Any, for_process: bool = False, skipped: frozenset[int] = frozenset()) -> BaseException | None:
+    """What pickling `value` raises, leaving out the data of tensors and the ids `skipped`; None if it passes."""
     try:
         with quiet():
-            _LightPickler(dispatch_table(for_process)).dump(value)
+            _LightPickler(dispatch_table(for_process), skipped).dump(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: B036  a reducer that calls sys.exit() is a finding too

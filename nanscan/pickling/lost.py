@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -73,12 +72,11 @@ def _has_tensor(value: Any, depth: int = 5) -> bool:
     return kind is bytes and len(value) > 64  # the object's own serialization
 
 
-def tensor_loss(value: torch.Tensor) -> Iterator[tuple[str, str, str]]:
-    """(suffix of the path, reason, fix) of what a tensor does not take along."""
+def tensor_loss(value: torch.Tensor) -> Iterator[tuple[str, str]]:
+    """(reason, fix) of what a tensor does not take along."""
     if value.requires_grad and not value.is_leaf:
         node = value.grad_fn
         yield (
-            "",
             f"a tensor of shape {tuple(value.shape)} that is part of a graph (grad_fn {node and node.name()}): "
             "copy.deepcopy fails on it ('Only Tensors created explicitly by the user'); torch.save and pickle work and "
             "drop the graph",
@@ -88,7 +86,6 @@ def tensor_loss(value: torch.Tensor) -> Iterator[tuple[str, str, str]]:
         hooks = getattr(value, name, None)
         if hooks:
             yield (
-                f".{name}",
                 f"{len(hooks)} hook{'s' if len(hooks) > 1 else ''} of this tensor (register_hook) are not saved",
                 "register them again after loading",
             )
@@ -99,8 +96,3 @@ def lost_function(value: dict[Any, Any]) -> Iterator[tuple[str, int]]:
     functions = value.get("lr_lambdas")
     if type(functions) is list and "last_epoch" in value:
         yield from (("lr_lambdas", i) for i, f in enumerate(functions) if f is None)
-
-
-def is_lambda(value: Any) -> bool:
-    """Whether a function has no name of its own."""
-    return type(value) is types.FunctionType and value.__name__ == "<lambda>"

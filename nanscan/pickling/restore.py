@@ -14,6 +14,10 @@ from nanscan.pickling.trust import own_hook, trusted
 __all__ = ["refuses_to_load", "unsettled"]
 
 _NO_STATE = object()
+_NEEDS_GROUP = (
+    "it loads only where torch.distributed's default process group has been initialised",
+    "save model.module.state_dict(): the inner model's, whose keys have no 'module.' in front",
+)
 _GUARD = (
     "let __getattr__ raise AttributeError for names that start with '__' and for those that it reads itself: "
     "if name.startswith('__') or name == 'inner': raise AttributeError(name)"
@@ -26,6 +30,8 @@ def refuses_to_load(value: Any, whole: Saved) -> tuple[str, str] | None:
         return _lost_method(value)
     if whole.state is None:
         return None
+    if issubclass(type(value), nn.parallel.DistributedDataParallel):
+        return _NEEDS_GROUP
     return _delegates_forever(value, whole) or _strange_state(value, whole)
 
 

@@ -23,6 +23,7 @@ Refused = Callable[[Any], "tuple[str, str] | None"]
 _PLAIN_DICTS = (collections.OrderedDict, collections.Counter, collections.defaultdict)
 _ENDLESS = 250_000
 _NAMED = 3
+_FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "_scale_fn_custom", "_anneal_func")
 
 
 @dataclass(slots=True)
@@ -35,14 +36,37 @@ class Place:
     depth: int = 0
     refused: bool = False  # inside of something that weights_only refuses as a whole
 
+    def upwards(self) -> Iterator[Place]:
+        """This place and those that it was reached through, up to the root."""
+        place: Place | None = self
+        while place is not None:
+            yield place
+            place = place.parent
+
     def path(self) -> list[Step]:
         """The steps from the root to here."""
         found: list[Step] = []
-        place: Place | None = self
-        while place is not None:
+        for place in self.upwards():
             found += reversed(place.steps)
-            place = place.parent
         return found[::-1]
+
+
+def refined(place: Place, reason: str, fix: str) -> tuple[str, str]:
+    """Reason and fix with what the surroundings add."""
+    owner = place.parent
+    step = place.steps[-1] if place.steps else ("", None)
+    around = place.path()
+    if any(("attr", name) in around for name in _FUNCTIONS_OF_SCHEDULERS):
+        return f"{reason}; the scheduler's state_dict() saves, and leaves the function out", (
+            "save scheduler.state_dict() and make the scheduler with the same function before loading; or " + fix
+        )
+    if any(kind == "attr" and str(name).endswith("_hooks") for kind, name in around):
+        fix = f"remove the hook (handle.remove()) before saving and register it again after loading; or {fix}"
+    elif owner is not None and step[0] == "attr" and not isinstance(owner.value, torch.utils.data.DataLoader):
+        reason = f"{reason} (attribute '{step[1]}' of a {type_name(owner.value)})"
+    if any(issubclass(type(p.value), torch.nn.Module) for p in place.upwards()):
+        fix = f"{fix}; the model's state_dict() does not hold it and can be saved"
+    return reason, fix
 
 
 @dataclass(slots=True)
@@ -54,17 +78,15 @@ class Finding:
     reason: str
     fix: str
     severity: str = "error"
-    suffix: str = ""
     also: list[Place] = field(default_factory=list)
 
     def problem(self, name: str) -> PickleProblem:
-        steps = self.place.path() + ([("text", self.suffix)] if self.suffix else [])
-        others = [render(name, place.path()) + self.suffix for place in self.also[:_NAMED]]
-        more = len(self.also) - len(others)
+        steps = self.place.path()
+        paths = dict.fromkeys(render(name, place.path()) for place in [self.place, *self.also])
+        others = list(paths)[1 : _NAMED + 1]
+        more = len(paths) - 1 - len(others)
         also = f" (also at {', '.join(others)}{f' and {more} more places' if more else ''})" if others else ""
-        return PickleProblem(
-            render(name, steps), self.type, self.reason + also, self.fix, self.severity, tuple(self.place.path())
-        )
+        return PickleProblem(render(name, steps), self.type, self.reason + also, self.fix, self.severity, tuple(steps))
 
 
 class Walk:
@@ -78,15 +100,14 @@ class Walk:
     def __init__(self, for_process: bool = False, refused: Refused | None = None) -> None:
         byname.forget()
         self.findings: list[Finding] = []
-        self.unsettled: list[tuple[Place, str]] = []
-        self.deepest: Place | None = None
+        self.unsettled: list[Place] = []
         self._for_process = for_process
         self._refused = refused
         self._table = light.dispatch_table(for_process)
         self._seen: dict[int, Any] = {}  # holds what it has seen: an id is not given twice meanwhile
         self._made: list[Saved] = []
         self._at_fault: dict[int, list[Finding]] = {}
-        self._classes: dict[int, tuple[str, str] | None] = {}
+        self._classes: dict[int, tuple[str, str, str] | None] = {}
 
     def run(self, roots: Iterable[Place]) -> None:
         """Walk from the roots on."""
@@ -99,11 +120,10 @@ class Walk:
                     finding.also.append(place)
                 continue
             self._seen[id(value)] = value
-            self.deepest = place if self.deepest is None or place.depth > self.deepest.depth else self.deepest
             if place.depth > _ENDLESS:
                 self._report(place, "its reducer makes new objects without end", "return what the object holds")
                 return
-            for steps, child in self._children(place):
+            for steps, child in self.children(place):
                 if type(child) not in ATOMS:
                     queue.append(Place(child, place, steps, place.depth + 1, place.refused))
 
@@ -111,14 +131,15 @@ class Walk:
         """The ids of the values at fault."""
         return frozenset(self._at_fault)
 
-    def _children(self, place: Place) -> Iterable[Part]:
+    def children(self, place: Place) -> Iterable[Part]:
+        """What a place holds, judged on the way."""
         try:
             return list(self._look(place, place.value))
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: B036  the user's code ran: what it raises, pickle would meet too
-            self._report(place, *_raised(error))
-            return ()
+            self._report(place, *_raised(place.value, error))
+            return _inner_model(place.value)
 
     def _look(self, place: Place, value: Any) -> Iterator[Part]:
         kind = type(value)
@@ -129,7 +150,7 @@ class Walk:
         elif kind is np.ndarray or issubclass(kind, (torch.UntypedStorage, torch.TypedStorage)):
             yield from self._array(place, value)
         elif self._by_name(value, kind):
-            verdict = byname.refused_name(value)
+            verdict = byname.refused_name(value, self._for_process)
             if verdict:
                 self._report(place, *verdict)
             else:
@@ -174,8 +195,8 @@ class Walk:
                 "send value.detach()",
             )
             return
-        for suffix, reason, fix in lost.tensor_loss(value):
-            self._report(place, reason, fix, "loss", suffix)
+        for reason, fix in lost.tensor_loss(value):
+            self._report(place, reason, fix, "loss")
         self._ask_weights_only(place)
         if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             if not self._for_process:
@@ -194,7 +215,7 @@ class Walk:
     def _known_bad(self, place: Place, kind: type) -> bool:
         """A value of a type that the table knows, and that really does not pickle, is one place, not its insides."""
         known = kind_of(kind)
-        if known is None:
+        if known is None or issubclass(kind, torch.nn.Module):
             return False
         with light.spawning(self._for_process):
             error = light.failure(place.value, self._for_process)
@@ -202,13 +223,14 @@ class Walk:
             return False
         said = "" if _plain_refusal(error) else f" ({_said(error)})"
         self._report(place, known.reason + said, known.fix)
-        return not issubclass(kind, torch.nn.Module)
+        return True
 
     def _object(self, place: Place, value: Any, kind: type) -> Iterator[Part]:
         with light.spawning(self._for_process):
             whole = saved(value, self._table)
         if isinstance(whole, str):
-            error = light.failure(value, self._for_process)
+            with light.spawning(self._for_process):
+                error = light.failure(value, self._for_process)
             if error is not None:
                 self._report(place, f"it is saved under the name '{whole}', which is not it ({_said(error)})", _RENAME)
             return
@@ -230,16 +252,15 @@ class Walk:
         elif loss:
             self._report(place, *loss, "loss")
         else:
-            why = restore.unsettled(value, whole)
-            if why:
-                self.unsettled.append((place, why))
+            if restore.unsettled(value, whole):
+                self.unsettled.append(place)
 
-    def _class_verdict(self, whole: Saved) -> tuple[str, str] | None:
+    def _class_verdict(self, whole: Saved) -> tuple[str, str, str] | None:
         maker = whole.args[0] if whole.func in NEW and whole.args else whole.func
         if not issubclass(type(maker), type):
             return None
         if id(maker) not in self._classes:
-            self._classes[id(maker)] = byname.refused_name(maker)
+            self._classes[id(maker)] = byname.refused_name(maker, self._for_process)
         return self._classes[id(maker)]
 
     def _ask_weights_only(self, place: Place) -> bool:
@@ -251,8 +272,9 @@ class Walk:
             self._report(place, *verdict)
         return verdict is not None
 
-    def _report(self, place: Place, reason: str, fix: str, severity: str = "error", suffix: str = "") -> None:
-        finding = Finding(place, type_name(place.value), reason, fix, severity, suffix)
+    def _report(self, place: Place, reason: str, fix: str, severity: str = "error") -> None:
+        reason, fix = refined(place, reason, fix)
+        finding = Finding(place, type_name(place.value), reason, fix, severity)
         self.findings.append(finding)
         self._at_fault.setdefault(id(place.value), []).append(finding)
 
@@ -260,8 +282,17 @@ class Walk:
 _RENAME = "keep it under that name at the top of its module"
 
 
-def _raised(error: BaseException) -> tuple[str, str]:
+def _inner_model(value: Any) -> list[Part]:
+    """The model in a wrapper that refuses to be saved: it is what will be saved instead."""
+    inner = vars(value).get("_modules", {}).get("module") if isinstance(value, torch.nn.Module) else None
+    return [] if inner is None else [((("attr", "module"),), inner)]
+
+
+def _raised(value: Any, error: BaseException) -> tuple[str, str]:
     text = str(error)
+    known = kind_of(type(value))
+    if known is not None:
+        return known.reason + ("" if _plain_refusal(error) else f" ({_said(error)})"), known.fix
     if _plain_refusal(error):
         return f"{text[0].upper()}{text[1:]}" if text else "it can't be pickled", (
             "drop it in __getstate__ (nanscan.TransientState), or keep what it is made from"
