@@ -1,0 +1,64 @@
+"""Sparse tensors: their values are scanned as stored; an index is found in the dense shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanscan.errors import CorruptCheckpoint
+from nanscan.files.entry import Entry
+
+__all__ = ["sparse_entry"]
+
+_COMPRESSED = ("sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc")
+
+
+def sparse_entry(layout: str, indices: Sequence[Entry], values: Entry, shape: tuple[int, ...]) -> Entry:
+    """The entry of a sparse tensor.
+
+    Args:
+        layout: ``"sparse_coo"``, ``"sparse_csr"``, ``"sparse_csc"``, ``"sparse_bsr"`` or ``"sparse_bsc"``.
+        indices: of COO one entry `(dims, count)`, else two: compressed and plain.
+        values: `(count, …)`.
+        shape: the dense sizes.
+
+    Raises:
+        CorruptCheckpoint: another layout.
+    """
+    if layout not in ("sparse_coo", *_COMPRESSED):
+        raise CorruptCheckpoint(f"a sparse tensor has the unknown layout {layout[:40]!r}")
+
+    def build() -> Tensor:
+        return _build(layout, [part.tensor() for part in indices], values.values(), shape)
+
+    def place(at: tuple[int, ...]) -> tuple[int, ...]:
+        if layout == "sparse_coo":
+            return (*indices[0].tensor()[:, at[0]].tolist(), *at[1:])
+        return _marked(build(), at)
+
+    return Entry([], shape, values.element, values.source, values.view, values.unread, place, build)
+
+
+def _build(layout: str, indices: list[Tensor], values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    try:
+        if layout == "sparse_coo":
+            return torch.sparse_coo_tensor(indices[0], values, shape, check_invariants=True)
+        make: Any = torch.sparse_compressed_tensor
+        result: Tensor = make(*indices, values, shape, layout=getattr(torch, layout), check_invariants=True)
+        return result
+    except (RuntimeError, ValueError, IndexError, TypeError) as error:
+        raise CorruptCheckpoint(f"a sparse tensor's indices do not fit its shape {list(shape)}: {error}") from error
+
+
+def _marked(tensor: Tensor, at: tuple[int, ...]) -> tuple[int, ...]:
+    """Where element ``at`` of the values of a compressed tensor stands."""
+    from nanscan.engine.tensors import full_index
+
+    values = tensor.values()
+    flat = 0
+    for size, number in zip(values.shape, at, strict=True):
+        flat = flat * size + number
+    return full_index(tensor, flat)
