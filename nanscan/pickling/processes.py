@@ -47,7 +47,8 @@ class FreshProcess:
             start_new_session=True,  # its children go with it, and Ctrl-C comes to us alone
         )
         assert self._process.stdin and self._process.stdout
-        self.requests, self.answers = self._process.stdin, self._process.stdout
+        self.requests: IO[bytes] = self._process.stdin
+        self.answers: IO[bytes] = self._process.stdout
 
     def kill(self) -> None:
         """End it and what it started."""
@@ -56,9 +57,7 @@ class FreshProcess:
     def end(self) -> int:
         """Kill, close, wait; its exit code, negative for a signal."""
         self.kill()
-        for stream in (self.requests, self.answers):
-            with contextlib.suppress(OSError):
-                stream.close()
+        _close(self.requests, self.answers)
         return self._process.wait()
 
 
@@ -75,7 +74,8 @@ class ForkedProcess:
             _serve_forked(theirs[0], ours[1], (theirs[1], ours[0]))
         os.close(theirs[0])
         os.close(ours[1])
-        self.requests, self.answers = os.fdopen(theirs[1], "wb", buffering=0), os.fdopen(ours[0], "rb")
+        self.requests: IO[bytes] = os.fdopen(theirs[1], "wb")
+        self.answers: IO[bytes] = os.fdopen(ours[0], "rb")
 
     def kill(self) -> None:
         """End it and what it started."""
@@ -84,8 +84,7 @@ class ForkedProcess:
     def end(self) -> int:
         """Kill, close, wait; its exit code, negative for a signal."""
         self.kill()
-        self.requests.close()
-        self.answers.close()
+        _close(self.requests, self.answers)
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
@@ -108,3 +107,9 @@ def _kill(pid: int) -> None:
         if kill is not None:
             with contextlib.suppress(OSError):
                 kill(pid, signal.SIGKILL if hasattr(signal, "SIGKILL") else signal.SIGTERM)
+
+
+def _close(*streams: IO[bytes]) -> None:
+    for stream in streams:
+        with contextlib.suppress(OSError):  # what was still to be written finds nobody
+            stream.close()

@@ -67,11 +67,11 @@ def loads_elsewhere(
     of_main = {path: data for path, data in pickles.items() if any(name.encode() in data for name in MAINS)}
     anew = pickles if for_process or not _main_file() else {key: pickles[key] for key in pickles if key not in of_main}
     forked = of_main if sys.platform == "linux" else {}
-    trials: list[tuple[Callable[[], Process], dict[str, bytes]]] = [(FreshProcess, anew), (ForkedProcess, forked)]
-    for start, part in trials:
-        for path, result in _tried(start, part, time_limit):
-            found = judge(result, for_process, _main_file(), time_limit, forked=start is ForkedProcess)
-            problems[path] += [PickleProblem(path, _name(places[path]), *verdict) for verdict in found]
+    results = [(False, *one) for one in _tried(FreshProcess, anew, time_limit)]
+    results += [(True, *one) for one in _tried(ForkedProcess, forked, time_limit)]
+    for in_copy, path, result in results:
+        found = judge(result, for_process, _main_file(), time_limit, forked=in_copy)
+        problems[path] += [PickleProblem(path, _name(places[path]), *verdict) for verdict in found]
     return [problem for listed in problems.values() for problem in listed]
 
 
