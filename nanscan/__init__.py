@@ -18,6 +18,7 @@ from nanscan.errors import (
 from nanscan.guard import GuardedOptimizer, wrap
 from nanscan.manager import CheckpointManager, Restored
 from nanscan.pickling import PickleProblem, find_unpicklable
+from nanscan.recovery import Recovery
 from nanscan.report import Report, StepReport, TensorReport
 from nanscan.scan import scan
 
@@ -32,6 +33,7 @@ __all__ = [
     "NonFiniteError",
     "NonFiniteWarning",
     "PickleProblem",
+    "Recovery",
     "Report",
     "Restored",
     "StepReport",

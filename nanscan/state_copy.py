@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-__all__ = ["StateCopy", "copy_state"]
+__all__ = ["StateCopy", "copy_state", "memory_id"]
 
 Place = Callable[[Tensor], torch.device]
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
@@ -63,6 +63,8 @@ class StateCopy:
     Attributes:
         result: the copy; valid after `run`.
         pairs: source and target of every tensor copy to be made.
+        apart: tensors that are not the source of a pair: sparse ones and others without memory of their own, which
+            are copied already, and those that overlap with others, whose whole memory is a pair.
     """
 
     def __init__(self, value: Any, into: Any = None, device: torch.device | Place | None = None) -> None:
@@ -71,8 +73,9 @@ class StateCopy:
         self._same_memory: dict[tuple[Any, ...], Tensor] = {}
         self._overlaps: dict[int, Overlap] = {}
         self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.apart: list[Tensor] = []
         sources = list(_tensors(value, set()))
-        self._taken = {_storage_id(t) for t in sources if t.layout is torch.strided}  # no target may lie in these
+        self._taken = {memory_id(t) for t in sources if t.layout is torch.strided}  # no target may lie in these
         self._shared = _overlapping(sources)
         self.result = self._copy(value, into)
 
@@ -143,10 +146,11 @@ class StateCopy:
     def _tensor(self, source: Tensor, into: Tensor | None) -> Tensor:
         source = source.detach()
         if source.layout is not torch.strided or source.is_quantized or source.is_meta or _is_subclass(source):
+            self.apart.append(source)
             new = source.clone()
             wanted = self._place(source)
             return new if new.device == wanted else new.to(wanted)
-        memory = _storage_id(source)
+        memory = memory_id(source)
         place = (memory, source.storage_offset(), source.shape, source.stride())
         key = (*place, source.dtype, source.is_conj(), source.is_neg())
         known = self._same_memory.get(key)
@@ -160,20 +164,21 @@ class StateCopy:
         target = self._usable(into, source)
         if target is None:
             target = _like(source, self._place(source))
-            self._taken.add(_storage_id(target))
+            self._taken.add(memory_id(target))
         self.pairs.append((source, target))
         return target
 
     def _view(self, source: Tensor, into: Tensor | None) -> Tensor:
         """A tensor that overlaps with others: the same view of one copy of their whole storage."""
-        storage = _storage_id(source)
+        self.apart.append(source)
+        storage = memory_id(source)
         if storage not in self._overlaps:
             whole = _bytes_of(source)
             former = None if into is None or into.layout is not torch.strided else _bytes_of(into)
             target = self._usable(former, whole)
             if target is None:
                 target = _like(whole, self._place(source))
-                self._taken.add(_storage_id(target))
+                self._taken.add(memory_id(target))
             self._overlaps[storage] = Overlap(whole, target)
             self.pairs.append((whole, target))
         memory = self._overlaps[storage].target.untyped_storage()
@@ -186,9 +191,9 @@ class StateCopy:
         if into is None or into.layout is not torch.strided or _is_subclass(into) or into.is_conj() or into.is_neg():
             return None
         same = into.shape == source.shape and into.dtype == source.dtype and into.device == self._place(source)
-        if not same or _storage_id(into) in self._taken or 0 in into.stride():
+        if not same or memory_id(into) in self._taken or 0 in into.stride():
             return None
-        self._taken.add(_storage_id(into))
+        self._taken.add(memory_id(into))
         return into.detach() if into.requires_grad else into
 
 
@@ -218,7 +223,7 @@ def _overlapping(tensors: list[Tensor]) -> set[int]:
             start = int(t.storage_offset()) * t.element_size()
             last = sum(int((size - 1) * stride) for size, stride in zip(t.shape, t.stride(), strict=True))
             end = start + (last + 1) * t.element_size()
-            extents.setdefault(_storage_id(t), set()).add((start, end, (t.dtype, t.shape, t.stride())))
+            extents.setdefault(memory_id(t), set()).add((start, end, (t.dtype, t.shape, t.stride())))
     found = set()
     for storage, several in extents.items():
         ordered = sorted(several, key=lambda extent: extent[:2])
@@ -243,7 +248,8 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=memory.device).set_(memory)
 
 
-def _storage_id(tensor: Tensor) -> int:
+def memory_id(tensor: Tensor) -> int:
+    """The same number for tensors in the same storage, as long as that lives."""
     return int(tensor.untyped_storage()._cdata) if not _is_subclass(tensor) else id(tensor)
 
 
