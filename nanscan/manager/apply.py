@@ -77,6 +77,10 @@ def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool) -> M
 
 def _load_large(saved: Mapping[str, Any], both: Mapping[str, Any], strict: bool, undo: Undo) -> Matches:
     """Optimizer and model; the model last, as its loading is all or nothing and its undoing costs most."""
+    for name in both.keys() & {"model", "optimizer"}:
+        if not isinstance(saved[name], Mapping):
+            kind = type(saved[name]).__name__
+            raise CheckpointError(f"the checkpoint's {name!r} is a {kind}, not a state dict; nothing was restored")
     matches: Matches = {}
     if "optimizer" in both:
         optimizer = both["optimizer"]
