@@ -213,7 +213,7 @@ class Record:
         self.skipped_last = True
         if self.first_skipped is None:
             self.first_skipped = report.step
-        self.offenders.append(tuple(row.name for row in report.bad))
+        self.offenders.append(tuple(dict.fromkeys(row.name for row in report.bad)))  # each once, on whichever ranks
         self._keep(report, rows)
 
     def _keep(self, report: StepReport, rows: int) -> None:

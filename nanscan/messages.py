@@ -13,7 +13,7 @@ import torch
 from nanscan.errors import NonFiniteWarning
 from nanscan.report import StepReport, TensorReport
 
-__all__ = ["bad_parameters", "bad_step", "diverged", "lost_eps", "no_gradients", "warn"]
+__all__ = ["bad_parameters", "bad_step", "diverged", "group_left_out", "lost_eps", "no_gradients", "warn"]
 
 _OUTCOME = {
     "skip": "skipped: {what}. Weights and optimizer state are unchanged, the gradients are cleared",
@@ -82,6 +82,14 @@ def no_gradients(step: int) -> str:
         f"nanscan: no gradients at step {step}: none of the optimizer's parameters has a .grad, so the step changes "
         "nothing. Call backward() first, and check requires_grad and that the loss depends on these parameters. "
         "(This is said once.)"
+    )
+
+
+def group_left_out() -> str:
+    """The warning when a guard that has a process group is copied or pickled."""
+    return (
+        "nanscan: the process group is left out of this copy: on it each rank decides for itself. Give it again with "
+        "nanscan.wrap(copy, process_group=...)"
     )
 
 

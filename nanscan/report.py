@@ -295,7 +295,7 @@ def tensor_report(
     norm = math.nan if row.nan_count else math.inf if row.inf_count else row.finite_norm
     return TensorReport(
         joined(names), label.shape, label.dtype, label.device, norm, row.inf_norm, row.nan_count, row.inf_count, place,
-        kind=label.kind,
+        rank=getattr(row, "rank", None), kind=label.kind,
     )  # fmt: skip
 
 

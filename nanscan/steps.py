@@ -6,22 +6,24 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanscan import engine, messages
-from nanscan.checks import bad_buffers, bad_parameters, lost_eps, sparse_places
+from nanscan.checks import bad_buffers, bad_parameters, dense_bad_rows, lost_eps, sparse_places
 from nanscan.closure import step_with_closure
 from nanscan.device_steps import DeviceSource, DeviceSteps, Unscaled
+from nanscan.distributed import Agreement
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
 from nanscan.fused import has_step_hooks, one_device, ready_to_skip, step_with, takes_scale
 from nanscan.history import Healthy, Record, repeat_offender
 from nanscan.names import Joined, Names, label_of
 from nanscan.policy import Action, Policy, clip_factor
-from nanscan.report import Label, StepReport
+from nanscan.report import Label, StepReport, TensorReport
 
 __all__ = ["GuardedSteps"]
 
@@ -51,6 +53,7 @@ class GuardedSteps(torch.optim.Optimizer):
         self._diverged: TrainingDiverged | None = None
         self._run_warned = False  # this run of bad steps has had its warning
         self._bad_params_warned = False
+        self._agreement: Agreement | None = None  # with the other ranks of a process group
         self._set_policy(policy)
 
     def _set_policy(self, policy: Policy) -> None:
@@ -64,7 +67,8 @@ class GuardedSteps(torch.optim.Optimizer):
     def _replan(self) -> None:
         """Note whether a healthy step needs nothing but the scan and the inner step."""
         listened = self._record.listener is not None
-        self._plain = not listened and not self.policy.check_params_every and self._deferred is False
+        alone = self._agreement is None
+        self._plain = alone and not listened and not self.policy.check_params_every and self._deferred is False
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
@@ -146,6 +150,8 @@ class GuardedSteps(torch.optim.Optimizer):
         """From the scan to the end of the step."""
         if scale != 1.0:
             scan = Unscaled(scan, scale, self._params())
+        if self._agreement is not None:
+            scan, labels, flagged = self.agreed(scan, labels, flagged)
         if flagged or not scan.finite:
             return self._bad_step(scan, labels, scale, kwargs)
         factor = 1.0
@@ -158,7 +164,7 @@ class GuardedSteps(torch.optim.Optimizer):
 
     def _bad_step(self, scan: EngineScan, labels: Sequence[Label], scale: float, kwargs: dict[str, Any]) -> Any:
         report = self.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0)
-        action = self.policy.decide(report)
+        action = self.decide(report)
         if action in ("skip", "raise"):
             return self.refuse(report, action, scan, scale)
         factor = self.repair(scan, scale, action)
@@ -196,16 +202,41 @@ class GuardedSteps(torch.optim.Optimizer):
         try:
             scan = engine.scan_grads(groups, losses)
         except BadInput as error:
+            if self._agreement is not None:
+                self._agreement.give_up(self._params(), self._steps)
             raise self._explained(error) from None
         labels = self._names.labels(scan.signature, groups)
         return scan, Joined(labels, _loss_labels(losses)) if losses else labels
+
+    def agreed(
+        self, scan: EngineScan, labels: Sequence[Label], flagged: bool = False
+    ) -> tuple[EngineScan, Sequence[Label], bool]:
+        """What all ranks of the process group found together; without a group, what is given."""
+        if self._agreement is None:
+            return scan, labels, flagged
+        bad = [] if scan.finite else dense_bad_rows(scan, labels, self.optimizer.param_groups)
+        return self._agreement.scan(scan, bad, labels, self._params(), self._steps, flagged)
+
+    def decide(self, report: StepReport) -> Action:
+        """What to do about a bad step; a function given as `on_nonfinite` decides on one rank for all."""
+        if self._agreement is None or not callable(self.policy.on_nonfinite):
+            return self.policy.decide(report)
+        return self._agreement.decided(lambda: self.policy.decide(report))
+
+    def bad_parameters(self) -> tuple[TensorReport, ...]:
+        """The parameters that hold a NaN or Inf, with their state; on any rank."""
+        bad = bad_parameters(self.optimizer, self._names)
+        if self._agreement is None:
+            return bad
+        return self._agreement.parameters(bad, self._names.refresh(0, self.optimizer.param_groups), self._steps)
 
     def _params(self) -> int:
         return sum(len(group["params"]) for group in self.optimizer.param_groups)
 
     def report(self, scan: EngineScan, labels: Sequence[Label], **known: Any) -> StepReport:
         """The report of the present step, whose number it takes."""
-        places = None if scan.finite else sparse_places(scan, self.optimizer.param_groups)
+        there = scan.finite or self._agreement is not None  # those of several ranks are dense ones already
+        places = None if there else sparse_places(scan, self.optimizer.param_groups)
         report = StepReport.from_scan(scan, labels, places, step=self._steps, time=time.time(), **known)
         self._steps += 1
         self._last = report
@@ -217,13 +248,17 @@ class GuardedSteps(torch.optim.Optimizer):
         if scan.inf_norm > self._value_bound:
             engine.scale_grads_(groups, 1.0 / scale, self._value_bound)
             scale = 1.0
-            norm = engine.scan_grads(groups).norm if self.policy.clip_norm is not None else norm
+            norm = self._clamped_norm() if self.policy.clip_norm is not None else norm
         factor = clip_factor(norm, self.policy.clip_norm)
         if scale / factor < _LARGEST_DIVISOR and self._fused_divides(scan):
             self._divisor = scale / factor
         elif factor / scale != 1.0:
             engine.scale_grads_(groups, factor / scale)
         return factor
+
+    def _clamped_norm(self) -> float:
+        norm = engine.scan_grads(self.optimizer.param_groups).finite_norm
+        return norm if self._agreement is None else self._agreement.norm(norm, self._params(), self._steps)
 
     def _fused_divides(self, scan: EngineScan) -> bool:
         """True if the inner optimizer can divide the gradients itself.
@@ -250,6 +285,8 @@ class GuardedSteps(torch.optim.Optimizer):
         """Make the gradients ready for a step although there is a NaN or Inf; returns the clip factor."""
         groups = self.optimizer.param_groups
         if action == "zero":
+            if self._agreement is not None:
+                self._agreement.zero_nonfinite_grads_([p for group in groups for p in group["params"]])
             engine.zero_nonfinite_grads_(groups)
             return self.scale_and_clip(scan, scale)
         if scale != 1.0:
@@ -258,7 +295,7 @@ class GuardedSteps(torch.optim.Optimizer):
 
     def refuse(self, report: StepReport, action: Action, scan: EngineScan, scale: float = 1.0, loss: Any = None) -> Any:
         """Do not step: record it, clear the gradients or raise. Returns `loss`."""
-        vars(report).update(action=action, skipped=True, buffers=bad_buffers(self._names.model))
+        vars(report).update(action=action, skipped=True, buffers=self._bad_buffers())
         if action == "skip":
             self._clear_grads()
         self.note_skip(report, scan.count, scale)
@@ -268,6 +305,11 @@ class GuardedSteps(torch.optim.Optimizer):
             diverged, self._diverged = self._diverged, None
             raise diverged
         return loss
+
+    def _bad_buffers(self) -> tuple[TensorReport, ...]:
+        """Those of this rank: a batch norm's statistics are each rank's own."""
+        bad = bad_buffers(self._names.model)
+        return bad if self._agreement is None else tuple(replace(row, rank=self._agreement.rank) for row in bad)
 
     def _clear_grads(self) -> None:
         for group in self.optimizer.param_groups:
@@ -291,7 +333,7 @@ class GuardedSteps(torch.optim.Optimizer):
         every = self.policy.check_params_every
         due = every and (report.step + 1) % every == 0
         if due:
-            vars(report)["parameters"] = bad_parameters(self.optimizer, self._names)
+            vars(report)["parameters"] = self.bad_parameters()
         self._record.add(report, scan.count)
         if report.action == "step":
             self._run_warned = False
@@ -311,7 +353,7 @@ class GuardedSteps(torch.optim.Optimizer):
             return
         self._record.bad_parameter_steps += 1
         text = messages.bad_parameters(report, sorted({eps for _, eps in lost_eps(self.optimizer, self._names)}))
-        if self.policy.decide(report) == "raise":
+        if self.decide(report) == "raise":
             raise NonFiniteError(text, report)
         if not self._bad_params_warned:
             self._bad_params_warned = True
@@ -327,6 +369,8 @@ class GuardedSteps(torch.optim.Optimizer):
     def _can_defer(self) -> bool:
         """True if flags on the device can do it: a fused optimizer on one CUDA device, "skip", nobody to call."""
         policy, inner = self.policy, self.optimizer
+        if self._agreement is not None:  # the host shares the verdict
+            return False
         if self._deferred is False or policy.on_nonfinite != "skip" or policy.clip_value is not None:
             return False
         labels = self._names.refresh(0, inner.param_groups)

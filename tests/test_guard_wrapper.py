@@ -287,7 +287,7 @@ def test_wrapping_twice_gives_the_same_object_and_updates_the_options_given():
         ((), {"history": -1}, ValueError, "history must be at least 0, got -1"),
         ((), {"log": 3}, TypeError, "log must be a path or a function of the StepReport, got 3"),
         ((), {"find_origin": True}, NotImplementedError, "find_origin=True is not in this version"),
-        ((), {"process_group": object()}, NotImplementedError, "process_group is not in this version"),
+        ((), {"process_group": object()}, TypeError, "process_group must be a torch.distributed.ProcessGroup"),
     ],
 )
 def test_wrong_arguments_are_explained(arguments, options, error, text):
