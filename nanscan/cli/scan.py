@@ -43,6 +43,8 @@ def command(files: tuple[Path, ...], show_all: bool, nan_only: bool, as_json: bo
             if not as_json:
                 bar.hide()
                 _print(result, show_all=show_all, nan_only=nan_only)
+            elif result.misuse:
+                click.echo(f"nanscan: {_summary(result, nan_only)}", err=True)
     code = max((_code(result, nan_only) for result in results), default=0)
     if as_json:
         print_json(_document(results, show_all=show_all, nan_only=nan_only, code=code))
@@ -87,6 +89,9 @@ class _Bar:
 
 
 def _print(result: FileScan, *, show_all: bool, nan_only: bool) -> None:
+    if result.misuse:
+        click.echo(f"nanscan: {_summary(result, nan_only)}", err=True)
+        return
     console = results_console()
     rows = result.rows if show_all else result.bad(nan_only=nan_only)
     for line in [_summary(result, nan_only), *_table(rows), *(f"  note: {note}" for note in result.notes)]:
@@ -94,13 +99,18 @@ def _print(result: FileScan, *, show_all: bool, nan_only: bool) -> None:
 
 
 def _summary(result: FileScan, nan_only: bool) -> str:
-    path = printable(str(result.path), limit=None)
+    path = _path(result)
     if result.error is not None:
-        found = f"; before that: {_found(result, nan_only)}" if result.bad(nan_only=nan_only) else ""
-        return f"{path}: {'cannot be scanned' if result.misuse else 'damaged'}: {result.error}{found}"
+        error = printable(result.error, limit=2000)
+        found = f"; in what could be read: {_found(result, nan_only)}" if result.bad(nan_only=nan_only) else ""
+        return f"{path}: {'cannot be scanned' if result.misuse else 'damaged'}: {error}{found}"
     counts = f"{_plural(result.tensors, 'tensor')}, {_plural(result.elements, 'element')}, {_size(result.size)}"
     skipped = f", {result.skipped} skipped (no floating-point numbers)" if result.skipped else ""
     return f"{path}: {_found(result, nan_only)} ({result.format}, {counts}{skipped})"
+
+
+def _path(result: FileScan) -> str:
+    return printable(str(result.path), limit=None)
 
 
 def _found(result: FileScan, nan_only: bool) -> str:
@@ -156,13 +166,14 @@ def _document(results: Sequence[FileScan], *, show_all: bool, nan_only: bool, co
     return {
         "finite": all(result.error is None and not result.bad() for result in results),
         "exit_code": code,
+        "error": "; ".join(f"{_path(result)}: {result.error}" for result in results if result.misuse) or None,
         "files": [_file(result, show_all=show_all, nan_only=nan_only) for result in results],
     }
 
 
 def _file(result: FileScan, *, show_all: bool, nan_only: bool) -> dict[str, Any]:
     document: dict[str, Any] = {
-        "path": printable(str(result.path), limit=None),
+        "path": _path(result),
         "format": result.format or None,
         "size": result.size,
         "tensors": result.tensors,

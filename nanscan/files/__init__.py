@@ -42,7 +42,8 @@ def read(path: str | os.PathLike[str]) -> Iterator[tuple[str, Tensor]]:
     """
     from nanscan.files.formats import open_file
 
-    for entry in open_file(Path(path)).entries:
-        if not entry.unread:
-            tensor = entry.tensor()
-            yield from ((name, tensor) for name in entry.names)
+    with open_file(Path(path)) as contents:
+        for entry in contents.entries:
+            if not entry.unread:
+                tensor = entry.tensor()
+                yield from ((name, tensor) for name in entry.names)

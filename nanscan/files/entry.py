@@ -91,12 +91,14 @@ class Contents:
         entries: its tensors.
         notes: a sentence each.
         held: how many bytes of tensors the file holds.
+        close: gives back what reading the tensors needs.
     """
 
     format: str
     entries: list[Entry]
     notes: list[str] = field(default_factory=list)
     held: int = 0
+    close: Callable[[], None] = lambda: None
 
     def check(self) -> Contents:
         """Refuse views that together would read far more than there is.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from nanscan.errors import CorruptCheckpoint
@@ -33,8 +35,9 @@ _FOREIGN = {
 }
 
 
-def open_file(path: Path) -> Contents:
-    """List the tensors of one file; their bytes are read later, a block at a time.
+@contextmanager
+def open_file(path: Path) -> Iterator[Contents]:
+    """List the tensors of one file; their bytes are read later, a block at a time, before the context ends.
 
     Raises:
         CorruptCheckpoint: it is damaged, or not what its suffix says.
@@ -45,9 +48,13 @@ def open_file(path: Path) -> Contents:
         if path.exists():
             raise UnreadableFile("it is neither a file nor a folder")
         open(path, "rb").close()  # says why
-    file = FileBytes.open(path)
-    start = bytes(read_bytes(file, 0, min(file.size, 512)))
-    return _read(path, file, start).check()
+    with open(path, "rb", buffering=0) as opened:
+        file = FileBytes(opened, 0, opened.seek(0, 2))
+        contents = _read(path, file, bytes(read_bytes(file, 0, min(file.size, 512))))
+        try:
+            yield contents.check()
+        finally:
+            contents.close()
 
 
 def _read(path: Path, file: FileBytes, start: bytes) -> Contents:

@@ -140,7 +140,7 @@ def read_hdf5(path: Path) -> Contents:
     if importlib.util.find_spec("h5py") is None:
         raise UnreadableFile("it is an HDF5 file, and reading those needs h5py: pip install 'nanscan[hdf5]'")
     child = _Child(path)
-    contents = Contents("hdf5", [], held=path.stat().st_size)
+    contents = Contents("hdf5", [], held=path.stat().st_size, close=child.stop)
     for number, row in enumerate(child.start()):
         for found in _found(child, number, row, contents.notes):
             found.entry.names = [str(row["name"]).lstrip("/") + found.suffix]

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from nanscan import engine
+from nanscan.checkpoint.load import verify_file
 from nanscan.errors import CheckpointError, CorruptCheckpoint
 from nanscan.files.entry import Contents, Entry, Pieces
 from nanscan.files.formats import open_file
@@ -104,10 +105,12 @@ def scan_file(path: Path, progress: Progress | None = None) -> FileScan:
     result = FileScan(path)
     try:
         result.size = path.stat().st_size
-        contents = open_file(path)
-        _scan(contents, result, progress or (lambda done, total: None))
+        with open_file(path) as contents:
+            result.format, result.notes = contents.format, contents.notes
+            result.error = _damage(path, contents.format)
+            _scan(contents, result, progress or (lambda done, total: None))
     except CorruptCheckpoint as error:
-        result.error = str(error)
+        result.error = result.error or str(error)
     except CheckpointError as error:
         result.error, result.misuse = str(error), True
     except OSError as error:
@@ -117,8 +120,23 @@ def scan_file(path: Path, progress: Progress | None = None) -> FileScan:
     return result
 
 
+def _damage(path: Path, form: str) -> str | None:
+    """What the file's own check sums say against it: nanscan's digests, or the CRC-32 of a zip."""
+    suffix = path.suffix.lower()
+    if not (form == "safetensors" and suffix == ".safetensors") and not (
+        form == "torch zip" and suffix not in (".safetensors", ".h5", ".hdf5")
+    ):
+        return None
+    try:
+        verify_file(path)
+    except CorruptCheckpoint as error:
+        return str(error)
+    except ImportError:  # the library of a format, which reading it here does without
+        return None
+    return None
+
+
 def _scan(contents: Contents, result: FileScan, progress: Progress) -> None:
-    result.format, result.notes = contents.format, contents.notes
     total = sum(entry.stored for entry in contents.entries if entry.scanned)
     pieces, done = Pieces(), 0
     for entry in contents.entries:

@@ -6,8 +6,7 @@ import codecs
 import zipfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -39,16 +38,10 @@ class FileBytes:
         start, size: the stretch, in bytes.
     """
 
-    def __init__(self, file: BinaryIO, start: int, size: int) -> None:
+    def __init__(self, file: Any, start: int, size: int) -> None:
         self.file = file
         self.start = start
         self.size = size
-
-    @classmethod
-    def open(cls, path: Path) -> FileBytes:
-        """The whole file."""
-        file = open(path, "rb", buffering=0)  # noqa: SIM115
-        return cls(file, 0, file.seek(0, 2))
 
     def readinto(self, start: int, into: memoryview) -> None:
         if start < 0 or start + len(into) > self.size:
@@ -95,7 +88,7 @@ class Compressed:
         self.archive = archive
         self.member = member
         self.size = member.file_size
-        self._stream: BinaryIO | None = None
+        self._stream: Any | None = None
         self._at = 0
 
     def readinto(self, start: int, into: memoryview) -> None:
@@ -113,7 +106,7 @@ class Compressed:
 
     def _seek(self, start: int) -> None:
         if self._stream is None or start < self._at:
-            self._stream, self._at = self.archive.open(self.member), 0  # type: ignore[assignment]
+            self._stream, self._at = self.archive.open(self.member), 0
         assert self._stream is not None
         while self._at < start:
             self._at += len(self._stream.read(min(BLOCK, start - self._at))) or self._ended()
@@ -190,10 +183,10 @@ def read_bytes(source: Source, start: int, size: int) -> bytearray:
     return raw
 
 
-def _fill(stream: BinaryIO, into: memoryview) -> None:
+def _fill(stream: Any, into: memoryview) -> None:
     done = 0
     while done < len(into):
-        count = stream.readinto(into[done:])  # type: ignore[attr-defined]
+        count = stream.readinto(into[done:])
         if not count:
             raise CorruptCheckpoint(f"the file ends {len(into) - done} bytes too early: it is cut off")
         done += count

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,7 +38,7 @@ def sparse_entry(layout: str, indices: Sequence[Entry], values: Entry, shape: tu
     def place(at: tuple[int, ...]) -> tuple[int, ...]:
         if layout == "sparse_coo":
             return (*indices[0].tensor()[:, at[0]].tolist(), *at[1:])
-        return _marked(build(), at)
+        return _compressed_place(layout, [part.tensor().numpy() for part in indices], values.shape, at, shape)
 
     return Entry([], shape, values.element, values.source, values.view, values.unread, place, build)
 
@@ -53,12 +54,20 @@ def _build(layout: str, indices: list[Tensor], values: Tensor, shape: tuple[int,
         raise CorruptCheckpoint(f"a sparse tensor's indices do not fit its shape {list(shape)}: {error}") from error
 
 
-def _marked(tensor: Tensor, at: tuple[int, ...]) -> tuple[int, ...]:
-    """Where element ``at`` of the values of a compressed tensor stands."""
-    from nanscan.engine.tensors import full_index
-
-    values = tensor.values()
-    flat = 0
-    for size, number in zip(values.shape, at, strict=True):
-        flat = flat * size + number
-    return full_index(tensor, flat)
+def _compressed_place(
+    layout: str, indices: list[Any], values: tuple[int, ...], at: tuple[int, ...], shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Where element ``at`` of the values of a CSR, CSC, BSR or BSC tensor stands: (*batch, row, column, *dense)."""
+    ends, plain = indices
+    batch = ends.ndim - 1
+    lead, k, rest = at[:batch], at[batch], at[batch + 1 :]
+    try:
+        major = int(np.searchsorted(ends[lead], k, side="right")) - 1
+        minor = int(plain[lead][k])
+    except IndexError as error:
+        raise CorruptCheckpoint(f"a sparse tensor's indices do not fit its shape {list(shape)}: {error}") from error
+    row, column = (major, minor) if layout in ("sparse_csr", "sparse_bsr") else (minor, major)
+    if layout in ("sparse_bsr", "sparse_bsc"):
+        height, width = values[batch + 1 : batch + 3]
+        return (*lead, row * height + rest[0], column * width + rest[1], *rest[2:])
+    return (*lead, row, column, *rest)

@@ -15,6 +15,10 @@ from nanscan.files.rebuild import Rebuild
 __all__ = ["find_entries"]
 
 MAX_DEPTH = 500
+MAX_VISITS = 10_000_000
+MAX_NAMES = 100  # of one tensor
+MAX_TEXT = 1 << 28  # characters of all names
+MAX_KEY = 1000  # characters of one step
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules")
 _FLAT_ARGS = frozenset({
     "collections.deque", "collections.defaultdict", "collections.Counter", "builtins.set", "builtins.frozenset",
@@ -36,38 +40,76 @@ def find_entries(root: Any, rebuild: Rebuild, name: str | None = None) -> list[E
     Raises:
         CorruptCheckpoint: a tensor is not right, or things are nested more than 500 deep.
     """
-    top = name or _root_name(root)
-    entries: dict[Any, Entry] = {}
-    waiting: list[tuple[_Path, int, Any]] = [((None, top), 0, root)]
-    seen: set[int] = set()
-    while waiting:
-        path, depth, node = waiting.pop()
-        found = rebuild.find(node)
+    walk = _Walk(rebuild)
+    open_nodes = [iter([((None, name or _root_name(root)), root)])]
+    bare = name is None
+    while open_nodes:
+        step = next(open_nodes[-1], None)
+        if step is None:
+            open_nodes.pop()
+        elif walk.enters(*step):
+            if len(open_nodes) > MAX_DEPTH:
+                raise CorruptCheckpoint(f"its content is nested more than {MAX_DEPTH} deep: no checkpoint is")
+            open_nodes.append(_below(*step, is_root=bare and len(open_nodes) == 1))
+    return list(walk.entries.values())
+
+
+class _Walk:
+    """What was found up to now; every node is looked at once, however often it is referred to."""
+
+    def __init__(self, rebuild: Rebuild) -> None:
+        self.entries: dict[Any, Entry] = {}
+        self._rebuild = rebuild
+        self._found: dict[int, list[Entry]] = {}  # of the tensors among the nodes
+        self._seen: set[int] = set()
+        self._visits = 0
+        self._text = 0
+
+    def enters(self, path: _Path, node: Any) -> bool:
+        """Take ``node`` if it is a tensor; True if it is something else, not seen before."""
+        self._visits += 1
+        if self._visits > MAX_VISITS:
+            raise CorruptCheckpoint(f"its content refers to more than {MAX_VISITS} things: no checkpoint does")
+        known = id(node) in self._seen
+        self._seen.add(id(node))
+        found = self._rebuild.find(node) if not known else None
         if found is not None:
-            for item in found:
-                _add(entries, item, _text(path, item.suffix))
-        if found is not None or id(node) in seen:
-            continue
-        seen.add(id(node))
-        if depth > MAX_DEPTH:
-            raise CorruptCheckpoint(f"its content is nested more than {MAX_DEPTH} deep: no checkpoint is")
-        children = [
-            ((None, step[1]) if step[0] is None else (path, step[0]), depth + 1, child)
-            for step, child in _steps(node, is_root=depth == 0 and name is None)
-            if isinstance(child, (list, tuple, Dict, Set, Object, Persistent)) and not isinstance(child, (Global, Blob))
-        ]
-        waiting.extend(reversed(children))
-    return list(entries.values())
+            self._found[id(node)] = [self._add(item, self._name(path, item.suffix)) for item in found]
+        elif id(node) in self._found:
+            self._again(path, self._found[id(node)])
+        return found is None and not known
+
+    def _add(self, found: Found, name: str) -> Entry:
+        entry = found.entry
+        key: Any = (id(entry.source), entry.view, entry.element.name, entry.shape, bool(entry.build))
+        if entry.source is None or entry.view is None or entry.view.numel == 0:
+            key = len(self.entries)
+        first = self.entries.setdefault(key, entry)
+        _also(first, name)
+        return first
+
+    def _again(self, path: _Path, entries: list[Entry]) -> None:
+        if len(entries) == 1 and len(entries[0].names) < MAX_NAMES:
+            _also(entries[0], self._name(path, ""))
+
+    def _name(self, path: _Path, suffix: str) -> str:
+        text = _text(path, suffix)
+        self._text += len(text)
+        if self._text > MAX_TEXT:
+            raise CorruptCheckpoint("the names of its tensors take more than 256 MiB: no checkpoint's do")
+        return text
 
 
-def _add(entries: dict[Any, Entry], found: Found, name: str) -> None:
-    entry = found.entry
-    key = (id(entry.source), entry.view, entry.element.name, entry.shape, bool(entry.build))
-    if entry.source is None or entry.view is None or entry.view.numel == 0:
-        key = (len(entries),)  # type: ignore[assignment]
-    first = entries.setdefault(key, entry)
-    if name not in first.names[:100]:
-        first.names.append(name)
+def _also(entry: Entry, name: str) -> None:
+    if len(entry.names) < MAX_NAMES and name not in entry.names:
+        entry.names.append(name)
+
+
+def _below(path: _Path, node: Any, *, is_root: bool) -> Iterator[tuple[_Path, Any]]:
+    """The children of a node that may be or hold tensors."""
+    for (step, bare), child in _steps(node, is_root=is_root):
+        if isinstance(child, (list, tuple, Dict, Set, Object, Persistent)) and not isinstance(child, (Global, Blob)):
+            yield ((None, bare) if step is None else (path, step)), child
 
 
 def _text(path: _Path | None, suffix: str) -> str:
@@ -81,6 +123,8 @@ def _text(path: _Path | None, suffix: str) -> str:
 def _root_name(root: Any) -> str:
     if isinstance(root, Object):
         if _is_module(root):
+            return "model"
+        if root.called.startswith("__torch__."):
             return "model"
         return "state" if root.called in _PAIRS | _FLAT_ARGS else "tensor" if _looks_tensor(root) else "obj"
     return "state" if isinstance(root, Dict) else "obj"
@@ -96,7 +140,7 @@ def _steps(node: Any, *, is_root: bool) -> Iterator[tuple[tuple[str | None, str]
         if isinstance(step, tuple):  # an entry of a dict
             key = step[0]
             if is_root and isinstance(key, str) and _is_leaf(child):
-                yield (None, key), child
+                yield (None, key[:MAX_KEY]), child
             else:
                 yield (f"[{_key(key)}]", ""), child
         else:
@@ -187,17 +231,17 @@ def _child(name: Any) -> str:
 
 
 def _plain(key: Any) -> str:
-    return key if isinstance(key, str) else _key(key)
+    return key[:MAX_KEY] if isinstance(key, str) else _key(key)
 
 
 def _key(key: Any) -> str:
     """A dict's key as typed."""
     if isinstance(key, str):
-        return json.dumps(key, ensure_ascii=False)
+        return json.dumps(key[:MAX_KEY], ensure_ascii=False)
     if isinstance(key, Global):
         return key.full
     if key is None or isinstance(key, (bool, int, float, bytes)):
-        return repr(key)[:200]
+        return repr(key[:MAX_KEY] if isinstance(key, bytes) else key)
     if isinstance(key, tuple) and not isinstance(key, (Blob, Persistent)) and len(key) < 10:
         return f"({', '.join(_key(part) if not isinstance(part, tuple) else '…' for part in key)})"
     return "…"
