@@ -7,7 +7,8 @@ from typing import Any
 
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.parts import ATOMS
-from nanscan.pickling.walk import Finding, Place, Walk
+from nanscan.pickling.places import Finding, Place
+from nanscan.pickling.walk import Walk
 
 __all__ = ["too_deep"]
 

@@ -7,9 +7,10 @@ from typing import Any
 
 from nanscan.pickling.loaders import is_loader, worker_arguments
 from nanscan.pickling.naming import caller_frame, root_name
+from nanscan.pickling.places import Place
 from nanscan.pickling.problem import PickleProblem
 from nanscan.pickling.settle import check_pickling, prove_loading
-from nanscan.pickling.walk import Place, Walk
+from nanscan.pickling.walk import Walk
 
 __all__ = ["find_unpicklable"]
 

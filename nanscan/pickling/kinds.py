@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["Kind", "kind_of"]
+__all__ = ["SCRIPT", "Kind", "kind_of"]
 
 
 class Kind(NamedTuple):
@@ -17,6 +17,7 @@ class Kind(NamedTuple):
 _DROP = "drop it in __getstate__ and make it again in __setstate__ (nanscan.TransientState does both)"
 _LOCK = Kind("a lock belongs to the threads of this process", _DROP)
 _THREAD = Kind("a thread runs in this process only", "drop it in __getstate__ and start it again after loading")
+_THREAD_DATA = Kind("thread-local data belongs to the threads of this process", _DROP)
 _QUEUE = Kind(
     "a queue holds locks of this process",
     "drop it in __getstate__; between processes use multiprocessing.Queue and pass it as an argument of Process",
@@ -59,9 +60,7 @@ _GROUP = Kind(
     "a process group or store connects the ranks of this run",
     "drop it in __getstate__ and take torch.distributed's default group again after loading",
 )
-_SCRIPT = Kind(
-    "a compiled TorchScript object does not go through pickle", "torch.jit.save it, or save its state_dict()"
-)
+SCRIPT = Kind("a compiled TorchScript object does not go through pickle", "torch.jit.save it, or save its state_dict()")
 _NATIVE = Kind("it is an object of PyTorch's C++ side without pickling", _DROP)
 _DESCRIPTOR = Kind("a descriptor belongs to its class", "keep the value, or the attribute's name")
 _MATCH = Kind("a match refers to the text it was found in", "keep match.groups(), match.span() or match.groupdict()")
@@ -84,7 +83,8 @@ _CONTEXT = Kind("it belongs to the context that runs now", _DROP)
 _FAMILIES: tuple[tuple[Kind, str], ...] = (
     (_LOCK, "_thread.lock _thread.RLock threading.Condition threading.Event threading.Semaphore threading.Barrier"),
     (_LOCK, "threading._RLock multiprocessing.managers.AcquirerProxy filelock.BaseFileLock"),
-    (_THREAD, "threading.Thread _thread._local _thread._ThreadHandle"),
+    (_THREAD, "threading.Thread _thread._ThreadHandle"),
+    (_THREAD_DATA, "_thread._local"),
     (_QUEUE, "queue.Queue _queue.SimpleQueue queue._PySimpleQueue"),
     (_SHARED, "multiprocessing.queues.Queue multiprocessing.queues.SimpleQueue multiprocessing.synchronize.SemLock"),
     (_SHARED, "multiprocessing.synchronize.Condition multiprocessing.synchronize.Event multiprocessing.heap.Arena"),
@@ -136,8 +136,8 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
     (_GROUP, "torch.distributed.distributed_c10d.ProcessGroup torch.distributed.distributed_c10d.Store"),
     (_GROUP, "torch.distributed.distributed_c10d.Work torch._C._distributed_c10d.Backend"),
     (_GROUP, "torch._C._distributed_c10d.Reducer torch._C._distributed_c10d.Logger"),
-    (_SCRIPT, "torch.jit._script.ScriptModule torch.jit.torch.jit.ScriptFunction torch.ScriptObject torch.Graph"),
-    (_SCRIPT, "torch.ScriptModule torch.ScriptMethod torch.jit.CompilationUnit torch.Node torch.Value torch.Block"),
+    (SCRIPT, "torch.jit._script.ScriptModule torch.jit.torch.jit.ScriptFunction torch.ScriptObject torch.Graph"),
+    (SCRIPT, "torch.ScriptModule torch.ScriptMethod torch.jit.CompilationUnit torch.Node torch.Value torch.Block"),
     (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel"),
     (_COMPILED, "torch._dynamo.eval_frame.OptimizedModule"),
     (_NATIVE, "torch.autograd.graph.Node torch.utils.hooks.BackwardHook"),

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanscan.pickling.trust import own_hook
+
 __all__ = ["PROTOCOL", "bulky", "dispatch_table", "failure", "spawning"]
 
 PROTOCOL = pickle.DEFAULT_PROTOCOL
@@ -40,8 +42,8 @@ class _LightPickler(pickle.Pickler):
 def bulky(value: Any) -> bool:
     """Whether `value` is a tensor, a storage or an array of numbers."""
     kind = type(value)
-    if kind is np.ndarray:
-        return not value.dtype.hasobject
+    if issubclass(kind, np.ndarray):
+        return not value.dtype.hasobject and not own_hook(kind, "__reduce__", "__reduce_ex__")
     return issubclass(kind, (torch.Tensor, *_STORAGES))
 
 

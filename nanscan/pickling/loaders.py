@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from nanscan.pickling.walk import Place
+from nanscan.pickling.places import Place
 
 __all__ = ["is_loader", "worker_arguments"]
 

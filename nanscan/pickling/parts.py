@@ -66,7 +66,7 @@ def contents(value: Any) -> Iterator[Part]:
                 yield (("key", position),), key
             if type(held) not in ATOMS:
                 yield (item_step(key, position),), held
-    elif kind is np.ndarray:
+    elif issubclass(kind, np.ndarray):
         if value.dtype == object:
             yield from (((("index", index),), held) for index, held in np.ndenumerate(value))
     else:
@@ -167,7 +167,7 @@ def _arguments(value: Any, kind: type, whole: Saved, names: _Attributes) -> Iter
 def _one_deeper(held: Any, names: _Attributes, otherwise: tuple[Step, ...]) -> Iterator[Part]:
     """A tuple or dict that was made for the reducer's answer: its members may be attributes."""
     kind = type(held)
-    if kind is tuple and any(names.of(part) for part in held):
+    if kind in (tuple, list) and any(names.of(part) for part in held):
         for position, part in enumerate(held):
             name = names.of(part) if type(part) not in ATOMS else None
             yield ((("attr", name),) if name else (*otherwise, ("item", position))), part

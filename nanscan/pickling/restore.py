@@ -6,12 +6,13 @@ import enum
 import types
 from typing import Any
 
+import torch
 from torch import nn
 
-from nanscan.pickling.parts import NEW, Saved, has
+from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Saved, contents, has, own_attributes
 from nanscan.pickling.trust import own_hook, trusted
 
-__all__ = ["refuses_to_load", "unsettled"]
+__all__ = ["holds_itself_as_key", "refuses_to_load", "unsettled"]
 
 _NO_STATE = object()
 _NEEDS_GROUP = (
@@ -90,12 +91,8 @@ def unsettled(value: Any, whole: Saved) -> str | None:
     if hook:
         return hook
     if issubclass(type(whole.func), type) and whole.func not in NEW:
-        made = own_hook(whole.func, "__init__", "__new__")
-        return (
-            f"{whole.func.__name__}(…)"
-            if made or not trusted(whole.func.__module__) and not issubclass(kind, enum.Enum)
-            else None
-        )
+        own = own_hook(whole.func, "__init__", "__new__") or own_hook(kind, "__reduce__", "__reduce_ex__")
+        return f"{whole.func.__name__}(…)" if own and not issubclass(kind, enum.Enum) else None
     if whole.func not in NEW and not trusted(getattr(whole.func, "__module__", None)):
         return f"{getattr(whole.func, '__name__', whole.func)}(…)"
     if own_hook(kind, "__getattr__") and not issubclass(kind, nn.Module):
@@ -103,3 +100,24 @@ def unsettled(value: Any, whole: Saved) -> str | None:
     if (whole.items is not None or whole.pairs is not None) and own_hook(kind, "append", "extend", "__setitem__"):
         return "__setitem__"
     return None
+
+
+def holds_itself_as_key(container: dict[Any, Any] | set[Any], limit: int = 1000) -> bool:
+    """Whether a member that is hashed by code of its own leads back to the container (or too far to tell).
+
+    Pickle may then put it into the container, and hash it, before its attributes are there.
+    """
+    queue = [key for key in container if type(key) not in ATOMS and own_hook(type(key), "__hash__")]
+    seen: dict[int, Any] = {}
+    while queue:
+        held = queue.pop()
+        if held is container or len(seen) > limit:
+            return True
+        if id(held) in seen or type(held) in ATOMS or issubclass(type(held), torch.Tensor):
+            continue
+        seen[id(held)] = held
+        if type(held) in CONTAINERS:
+            queue += [part for _, part in contents(held)]
+        else:
+            queue += own_attributes(held).values()
+    return False

@@ -7,7 +7,8 @@ from typing import Any
 from nanscan.pickling import light
 from nanscan.pickling.depth import too_deep
 from nanscan.pickling.naming import render, type_name
-from nanscan.pickling.walk import Finding, Place, Walk
+from nanscan.pickling.places import Finding, Place
+from nanscan.pickling.walk import Walk
 
 __all__ = ["check_pickling", "prove_loading"]
 

@@ -5,88 +5,24 @@ from __future__ import annotations
 import collections
 import types
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 
 from nanscan.pickling import byname, light, lost, restore
-from nanscan.pickling.kinds import kind_of
-from nanscan.pickling.naming import Step, render, type_name
+from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, RENAME, plain_refusal, raised, refined, said
+from nanscan.pickling.kinds import SCRIPT, kind_of
+from nanscan.pickling.naming import type_name
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Part, Saved, contents, parts, saved
-from nanscan.pickling.problem import PickleProblem
+from nanscan.pickling.places import Finding, Place
+from nanscan.pickling.trust import own_hook
 
-__all__ = ["Finding", "Place", "Refused", "Walk"]
+__all__ = ["Refused", "Walk"]
 
 Refused = Callable[[Any], "tuple[str, str] | None"]
 _PLAIN_DICTS = (collections.OrderedDict, collections.Counter, collections.defaultdict)
 _ENDLESS = 250_000
-_NAMED = 3
-_FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "_scale_fn_custom", "_anneal_func")
-
-
-@dataclass(slots=True)
-class Place:
-    """A value and how it was reached."""
-
-    value: Any
-    parent: Place | None = None
-    steps: tuple[Step, ...] = ()
-    depth: int = 0
-    refused: bool = False  # inside of something that weights_only refuses as a whole
-
-    def upwards(self) -> Iterator[Place]:
-        """This place and those that it was reached through, up to the root."""
-        place: Place | None = self
-        while place is not None:
-            yield place
-            place = place.parent
-
-    def path(self) -> list[Step]:
-        """The steps from the root to here."""
-        found: list[Step] = []
-        for place in self.upwards():
-            found += reversed(place.steps)
-        return found[::-1]
-
-
-def refined(place: Place, reason: str, fix: str) -> tuple[str, str]:
-    """Reason and fix with what the surroundings add."""
-    owner = place.parent
-    step = place.steps[-1] if place.steps else ("", None)
-    around = place.path()
-    if any(("attr", name) in around for name in _FUNCTIONS_OF_SCHEDULERS):
-        return f"{reason}; the scheduler's state_dict() saves, and leaves the function out", (
-            "save scheduler.state_dict() and make the scheduler with the same function before loading; or " + fix
-        )
-    if any(kind == "attr" and str(name).endswith("_hooks") for kind, name in around):
-        fix = f"remove the hook (handle.remove()) before saving and register it again after loading; or {fix}"
-    elif owner is not None and step[0] == "attr" and not isinstance(owner.value, torch.utils.data.DataLoader):
-        reason = f"{reason} (attribute '{step[1]}' of a {type_name(owner.value)})"
-    if any(issubclass(type(p.value), torch.nn.Module) for p in place.upwards()):
-        fix = f"{fix}; the model's state_dict() does not hold it and can be saved"
-    return reason, fix
-
-
-@dataclass(slots=True)
-class Finding:
-    """What is wrong at a place; `also` are other places of the same object."""
-
-    place: Place
-    type: str
-    reason: str
-    fix: str
-    severity: str = "error"
-    also: list[Place] = field(default_factory=list)
-
-    def problem(self, name: str) -> PickleProblem:
-        steps = self.place.path()
-        paths = dict.fromkeys(render(name, place.path()) for place in [self.place, *self.also])
-        others = list(paths)[1 : _NAMED + 1]
-        more = len(paths) - 1 - len(others)
-        also = f" (also at {', '.join(others)}{f' and {more} more places' if more else ''})" if others else ""
-        return PickleProblem(render(name, steps), self.type, self.reason + also, self.fix, self.severity, tuple(steps))
 
 
 class Walk:
@@ -124,7 +60,7 @@ class Walk:
                 self._report(place, "its reducer makes new objects without end", "return what the object holds")
                 return
             for steps, child in self.children(place):
-                if type(child) not in ATOMS:
+                if type(child) not in ATOMS and not _empty(child):
                     queue.append(Place(child, place, steps, place.depth + 1, place.refused))
 
     def skipped(self) -> frozenset[int]:
@@ -138,7 +74,7 @@ class Walk:
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # noqa: B036  the user's code ran: what it raises, pickle would meet too
-            self._report(place, *_raised(place.value, error))
+            self._report(place, *raised(place.value, error))
             return _inner_model(place.value)
 
     def _look(self, place: Place, value: Any) -> Iterator[Part]:
@@ -147,8 +83,11 @@ class Walk:
             yield from self._container(place, value)
         elif issubclass(kind, torch.Tensor):
             yield from self._tensor(place, value)
-        elif kind is np.ndarray or issubclass(kind, (torch.UntypedStorage, torch.TypedStorage)):
-            yield from self._array(place, value)
+        elif issubclass(kind, np.ndarray) and not own_hook(kind, "__reduce__", "__reduce_ex__"):
+            yield from self._array(place, value, kind)
+        elif issubclass(kind, (torch.UntypedStorage, torch.TypedStorage)):
+            if kind is torch.UntypedStorage and not self._refused and not self._for_process:
+                self._report(place, *BARE_STORAGE)
         elif self._by_name(value, kind):
             verdict = byname.refused_name(value, self._for_process)
             if verdict:
@@ -170,6 +109,8 @@ class Walk:
             self._ask_weights_only(place)
         if type(value) is dict:
             self._lost_functions(place, value)
+        if type(value) in (dict, set) and restore.holds_itself_as_key(value):
+            self.unsettled.append(list(place.upwards())[-1])  # it depends on where pickle came from
         yield from contents(value)
 
     def _lost_functions(self, place: Place, value: dict[Any, Any]) -> None:
@@ -205,24 +146,28 @@ class Walk:
         else:
             yield from self._object(place, value, type(value))
 
-    def _array(self, place: Place, value: Any) -> Iterator[Part]:
-        self._ask_weights_only(place)
-        if type(value) is np.ndarray and value.dtype.hasobject:
+    def _array(self, place: Place, value: Any, kind: type) -> Iterator[Part]:
+        verdict = None if kind is np.ndarray else byname.refused_name(kind, self._for_process)
+        if verdict:
+            self._report(place, *verdict)
+        elif not self._ask_weights_only(place) and issubclass(kind, np.memmap):
+            self._report(place, f"{value.nbytes} bytes of a mapped file go into the pickle", MEMMAP, "loss")
+        if value.dtype.hasobject:
             if value.dtype != object and (error := light.failure(value, self._for_process)):
-                self._report(place, f"a field of the array can't be pickled ({_said(error)})", "convert that field")
+                self._report(place, f"a field of the array can't be pickled ({said(error)})", "convert that field")
             yield from contents(value)
 
     def _known_bad(self, place: Place, kind: type) -> bool:
         """A value of a type that the table knows, and that really does not pickle, is one place, not its insides."""
         known = kind_of(kind)
-        if known is None or issubclass(kind, torch.nn.Module):
+        if known is None or (issubclass(kind, torch.nn.Module) and known is not SCRIPT):
             return False
         with light.spawning(self._for_process):
             error = light.failure(place.value, self._for_process)
         if error is None:
             return False
-        said = "" if _plain_refusal(error) else f" ({_said(error)})"
-        self._report(place, known.reason + said, known.fix)
+        detail = "" if plain_refusal(error) else f" ({said(error)})"
+        self._report(place, known.reason + detail, known.fix)
         return True
 
     def _object(self, place: Place, value: Any, kind: type) -> Iterator[Part]:
@@ -232,7 +177,7 @@ class Walk:
             with light.spawning(self._for_process):
                 error = light.failure(value, self._for_process)
             if error is not None:
-                self._report(place, f"it is saved under the name '{whole}', which is not it ({_said(error)})", _RENAME)
+                self._report(place, f"it is saved under the name '{whole}', which is not it ({said(error)})", RENAME)
             return
         self._made.append(whole)
         self._judge(place, value, kind, whole)
@@ -279,34 +224,12 @@ class Walk:
         self._at_fault.setdefault(id(place.value), []).append(finding)
 
 
-_RENAME = "keep it under that name at the top of its module"
+def _empty(value: Any) -> bool:
+    """The hooks that a module does not have: most of what a model holds."""
+    return type(value) is collections.OrderedDict and not value and not value.__dict__
 
 
 def _inner_model(value: Any) -> list[Part]:
     """The model in a wrapper that refuses to be saved: it is what will be saved instead."""
     inner = vars(value).get("_modules", {}).get("module") if isinstance(value, torch.nn.Module) else None
     return [] if inner is None else [((("attr", "module"),), inner)]
-
-
-def _raised(value: Any, error: BaseException) -> tuple[str, str]:
-    text = str(error)
-    known = kind_of(type(value))
-    if known is not None:
-        return known.reason + ("" if _plain_refusal(error) else f" ({_said(error)})"), known.fix
-    if _plain_refusal(error):
-        return f"{text[0].upper()}{text[1:]}" if text else "it can't be pickled", (
-            "drop it in __getstate__ (nanscan.TransientState), or keep what it is made from"
-        )
-    return f"saving it raises {_said(error)}", (
-        "mend its __getstate__, __reduce__ or __reduce_ex__, or drop the object from what is saved"
-    )
-
-
-def _plain_refusal(error: BaseException) -> bool:
-    text = str(error).lower()
-    return isinstance(error, TypeError) and ("cannot pickle" in text or "can't pickle" in text)
-
-
-def _said(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
