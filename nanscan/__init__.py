@@ -18,6 +18,7 @@ from nanscan.errors import (
 from nanscan.guard import GuardedOptimizer, wrap
 from nanscan.manager import CheckpointManager, Restored
 from nanscan.pickling import PickleProblem, find_unpicklable
+from nanscan.pickling.transient import TransientState
 from nanscan.recovery import Recovery
 from nanscan.report import Report, StepReport, TensorReport
 from nanscan.scan import scan
@@ -39,6 +40,7 @@ __all__ = [
     "StepReport",
     "TensorReport",
     "TrainingDiverged",
+    "TransientState",
     "__version__",
     "clip_grad_norm_",
     "engine_info",
