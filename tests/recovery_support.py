@@ -19,8 +19,10 @@ from tests.guarded import bits
 
 
 def make_model(seed: int = 0) -> nn.Module:
-    """Tied weights, a frozen layer, dropout, and BatchNorm's buffers."""
+    """Tied weights, a frozen layer, dropout, and BatchNorm's buffers; all random numbers start anew."""
     torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
     model = nn.Sequential(
         nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Dropout(0.2), nn.Linear(4, 4), nn.Linear(4, 1)
     )
