@@ -6,11 +6,13 @@ from typing import Any
 
 import torch
 
-from nanscan.pickling.kinds import kind_of
+from nanscan.pickling.kinds import COMPILED, kind_of
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.places import Place
+from nanscan.pickling.plain_forms import plain_form
+from nanscan.pickling.safe_globals import allowed_objects
 
-__all__ = ["BARE_STORAGE", "MEMMAP", "RENAME", "plain_refusal", "raised", "refined", "said"]
+__all__ = ["BARE_STORAGE", "MEMMAP", "RENAME", "plain_refusal", "raised", "refined", "refused_type", "said"]
 
 _FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "_scale_fn_custom", "_anneal_func")
 MEMMAP = "what is loaded is an array in memory, without the file: keep the file's name and map it lazily"
@@ -21,7 +23,7 @@ BARE_STORAGE = (
 RENAME = "keep it under that name at the top of its module"
 
 
-def refined(place: Place, reason: str, fix: str) -> tuple[str, str]:
+def refined(place: Place, reason: str, fix: str, severity: str) -> tuple[str, str]:
     """Reason and fix with what the surroundings add."""
     owner = place.parent
     step = place.steps[-1] if place.steps else ("", None)
@@ -34,9 +36,19 @@ def refined(place: Place, reason: str, fix: str) -> tuple[str, str]:
         fix = f"remove the hook (handle.remove()) before saving and register it again after loading; or {fix}"
     elif owner is not None and step[0] == "attr" and not isinstance(owner.value, torch.utils.data.DataLoader):
         reason = f"{reason} (attribute '{step[1]}' of a {type_name(owner.value)})"
-    if any(issubclass(type(p.value), torch.nn.Module) for p in place.upwards()):
+    if ("attr", "dynamo_ctx") in around:
+        fix = COMPILED.fix
+    elif severity == "error" and any(issubclass(type(p.value), torch.nn.Module) for p in list(place.upwards())[1:]):
         fix = f"{fix}; the model's state_dict() does not hold it and can be saved"
     return reason, fix
+
+
+def refused_type(value: Any) -> tuple[str, str] | None:
+    """What `torch.load(weights_only=True)` says to the type of a value that can't be pickled yet."""
+    if type(value) in allowed_objects():
+        return None
+    kind = type_name(value)
+    return f"torch.load(weights_only=True) refuses {kind}: it allows no global {kind}", plain_form(value)
 
 
 def raised(value: Any, error: BaseException) -> tuple[str, str]:

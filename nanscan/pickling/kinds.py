@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["SCRIPT", "Kind", "kind_of"]
+__all__ = ["COMPILED", "SCRIPT", "Kind", "kind_of"]
 
 
 class Kind(NamedTuple):
@@ -73,7 +73,7 @@ _DDP = Kind(
     "it needs the process group, here and where it is loaded",
     "save model.module.state_dict(): the inner model's, whose keys have no 'module.' in front",
 )
-_COMPILED = Kind(
+COMPILED = Kind(
     "a compiled model holds what torch.compile made in this process",
     "save model._orig_mod.state_dict(): the inner model's, whose keys have no '_orig_mod.' in front",
 )
@@ -139,7 +139,7 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
     (SCRIPT, "torch.jit._script.ScriptModule torch.jit.torch.jit.ScriptFunction torch.ScriptObject torch.Graph"),
     (SCRIPT, "torch.ScriptModule torch.ScriptMethod torch.jit.CompilationUnit torch.Node torch.Value torch.Block"),
     (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel"),
-    (_COMPILED, "torch._dynamo.eval_frame.OptimizedModule"),
+    (COMPILED, "torch._dynamo.eval_frame.OptimizedModule"),
     (_NATIVE, "torch.autograd.graph.Node torch.utils.hooks.BackwardHook"),
 )
 _TABLE = {name: kind for kind, names in _FAMILIES for name in names.split()}

@@ -104,7 +104,9 @@ class _Attributes:
     def of(self, held: Any) -> str | None:
         if self._by_id is None:
             self._by_id = {}
-            for name, attribute in own_attributes(self._value).items():
+            own = own_attributes(self._value)
+            children = own.get("_modules") if isinstance(self._value, nn.Module) else None
+            for name, attribute in (*own.items(), *(children or {}).items()):
                 self._by_id.setdefault(id(attribute), name)
         return self._by_id.get(id(held))
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nanscan.pickling import byname, light, lost, restore
-from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, RENAME, plain_refusal, raised, refined, said
+from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, RENAME, plain_refusal, raised, refined, refused_type, said
 from nanscan.pickling.kinds import SCRIPT, kind_of
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Part, Saved, contents, parts, saved
@@ -211,14 +211,14 @@ class Walk:
     def _ask_weights_only(self, place: Place) -> bool:
         if self._refused is None or place.refused:
             return False
-        verdict = self._refused(place.value)
+        verdict = self._refused(place.value) if light.failure(place.value) is None else refused_type(place.value)
         place.refused = verdict is not None
         if verdict:
             self._report(place, *verdict)
         return verdict is not None
 
     def _report(self, place: Place, reason: str, fix: str, severity: str = "error") -> None:
-        reason, fix = refined(place, reason, fix)
+        reason, fix = refined(place, reason, fix, severity)
         finding = Finding(place, type_name(place.value), reason, fix, severity)
         self.findings.append(finding)
         self._at_fault.setdefault(id(place.value), []).append(finding)
