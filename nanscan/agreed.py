@@ -24,6 +24,7 @@ class Finding(NamedTuple):
     failed: float
     flagged: float
     params: float
+    losses: float
     nan_count: float
     inf_count: float
     bad_tensors: float

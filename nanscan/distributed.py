@@ -109,7 +109,7 @@ class Agreement:
                 continue
             position = int(finding.position)
             if position >= params:  # a loss: another rank may have observed fewer, or one of another shape
-                losses.append(_loss_label(finding, labels, params))
+                losses.append(_loss_label(finding, params))
                 position = len(labels) + len(losses) - 1
             elif math.prod(labels[position].shape) != finding.bad_numel:
                 raise RuntimeError(_not_the_same_model(f"'{labels[position].names[0]}' has another size", rank))
@@ -209,13 +209,11 @@ class Agreement:
         return findings
 
     def _gathered(self, own: Finding) -> list[Finding]:
-        size = len(own)
         mine = torch.tensor(own, dtype=torch.float64, device=self._device)
-        every = torch.empty(size * len(self.ranks), dtype=torch.float64, device=self._device)
+        every = torch.empty(len(self.ranks), len(own), dtype=torch.float64, device=self._device)
         what = f"the verdict on {_place(own)}"
-        self._run(lambda: dist.all_gather_into_tensor(every, mine, group=self.group), what)
-        numbers = every.tolist()
-        return [Finding(*numbers[i : i + size]) for i in range(0, len(numbers), size)]
+        self._run(lambda: dist.all_gather(list(every.unbind()), mine, group=self.group), what)
+        return [Finding(*numbers) for numbers in every.tolist()]
 
     def _run(self, collective: Callable[[], Any], what: str) -> None:
         try:
@@ -250,7 +248,8 @@ def _finding(
     totals = (own.nan_count, own.inf_count, len(bad))
     place = (first.position, first.first_bad, numel, first.nan_count, first.inf_count, first.inf_norm)
     norms = (own.norm, own.finite_norm, own.inf_norm)
-    return Finding(phase, step, False, flagged, params, *totals, *place, *norms, own.numel)
+    counts = (params, len(labels) - params)
+    return Finding(phase, step, False, flagged, *counts, *totals, *place, *norms, own.numel)
 
 
 def _row(finding: Finding, position: int, rank: int) -> RankRow:
@@ -258,9 +257,9 @@ def _row(finding: Finding, position: int, rank: int) -> RankRow:
     return RankRow(position, (), math.nan, finding.bad_inf_norm, *counts, int(finding.place), rank)
 
 
-def _loss_label(finding: Finding, labels: Sequence[Label], params: int) -> Label:
-    position, numel = int(finding.position), int(finding.bad_numel)
-    names = labels[position].names if position < len(labels) else (f"loss[{position - params}]",)
+def _loss_label(finding: Finding, params: int) -> Label:
+    number, numel = int(finding.position) - params, int(finding.bad_numel)
+    names = ("loss" if finding.losses == 1 else f"loss[{number}]",)
     return Label(names, () if numel == 1 else (numel,), "unknown", "unknown", "loss")
 
 
