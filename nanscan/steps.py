@@ -6,24 +6,23 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanscan import engine, messages
-from nanscan.checks import bad_buffers, bad_parameters, dense_bad_rows, lost_eps, sparse_places
+from nanscan.checks import bad_buffers, lost_eps
 from nanscan.closure import step_with_closure
 from nanscan.device_steps import DeviceSource, DeviceSteps, Unscaled
-from nanscan.distributed import Agreement
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
 from nanscan.fused import has_step_hooks, one_device, ready_to_skip, step_with, takes_scale
 from nanscan.history import Healthy, Record, repeat_offender
 from nanscan.names import Joined, Names, label_of
 from nanscan.policy import Action, Policy, clip_factor
-from nanscan.report import Label, StepReport, TensorReport
+from nanscan.report import Label, StepReport
+from nanscan.verdict import Verdict
 
 __all__ = ["GuardedSteps"]
 
@@ -31,7 +30,7 @@ _LARGEST_DIVISOR = 1e38  # a fused optimizer is given the divisor as a float32
 _FUSED_DIVIDES_FROM = 1 << 20  # elements: a smaller step is scaled in place, in less time
 
 
-class GuardedSteps(torch.optim.Optimizer):
+class GuardedSteps(Verdict):
     """The steps of a guarded optimizer: its state of the moment and the way of one step."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then calls step() on a bad step too
@@ -53,7 +52,7 @@ class GuardedSteps(torch.optim.Optimizer):
         self._diverged: TrainingDiverged | None = None
         self._run_warned = False  # this run of bad steps has had its warning
         self._bad_params_warned = False
-        self._agreement: Agreement | None = None  # with the other ranks of a process group
+        self._agreement = None
         self._set_policy(policy)
 
     def _set_policy(self, policy: Policy) -> None:
@@ -208,36 +207,9 @@ class GuardedSteps(torch.optim.Optimizer):
         labels = self._names.labels(scan.signature, groups)
         return scan, Joined(labels, _loss_labels(losses)) if losses else labels
 
-    def agreed(
-        self, scan: EngineScan, labels: Sequence[Label], flagged: bool = False
-    ) -> tuple[EngineScan, Sequence[Label], bool]:
-        """What all ranks of the process group found together; without a group, what is given."""
-        if self._agreement is None:
-            return scan, labels, flagged
-        bad = [] if scan.finite else dense_bad_rows(scan, labels, self.optimizer.param_groups)
-        return self._agreement.scan(scan, bad, labels, self._params(), self._steps, flagged)
-
-    def decide(self, report: StepReport) -> Action:
-        """What to do about a bad step; a function given as `on_nonfinite` decides on one rank for all."""
-        if self._agreement is None or not callable(self.policy.on_nonfinite):
-            return self.policy.decide(report)
-        return self._agreement.decided(lambda: self.policy.decide(report))
-
-    def bad_parameters(self) -> tuple[TensorReport, ...]:
-        """The parameters that hold a NaN or Inf, with their state; on any rank."""
-        bad = bad_parameters(self.optimizer, self._names)
-        if self._agreement is None:
-            return bad
-        return self._agreement.parameters(bad, self._names.refresh(0, self.optimizer.param_groups), self._steps)
-
-    def _params(self) -> int:
-        return sum(len(group["params"]) for group in self.optimizer.param_groups)
-
     def report(self, scan: EngineScan, labels: Sequence[Label], **known: Any) -> StepReport:
         """The report of the present step, whose number it takes."""
-        there = scan.finite or self._agreement is not None  # those of several ranks are dense ones already
-        places = None if there else sparse_places(scan, self.optimizer.param_groups)
-        report = StepReport.from_scan(scan, labels, places, step=self._steps, time=time.time(), **known)
+        report = StepReport.from_scan(scan, labels, self._places(scan), step=self._steps, time=time.time(), **known)
         self._steps += 1
         self._last = report
         return report
@@ -255,10 +227,6 @@ class GuardedSteps(torch.optim.Optimizer):
         elif factor / scale != 1.0:
             engine.scale_grads_(groups, factor / scale)
         return factor
-
-    def _clamped_norm(self) -> float:
-        norm = engine.scan_grads(self.optimizer.param_groups).finite_norm
-        return norm if self._agreement is None else self._agreement.norm(norm, self._params(), self._steps)
 
     def _fused_divides(self, scan: EngineScan) -> bool:
         """True if the inner optimizer can divide the gradients itself.
@@ -283,14 +251,11 @@ class GuardedSteps(torch.optim.Optimizer):
 
     def repair(self, scan: EngineScan, scale: float, action: Action) -> float:
         """Make the gradients ready for a step although there is a NaN or Inf; returns the clip factor."""
-        groups = self.optimizer.param_groups
         if action == "zero":
-            if self._agreement is not None:
-                self._agreement.zero_nonfinite_grads_([p for group in groups for p in group["params"]])
-            engine.zero_nonfinite_grads_(groups)
+            self._zero_nonfinite()
             return self.scale_and_clip(scan, scale)
         if scale != 1.0:
-            engine.scale_grads_(groups, 1.0 / scale)
+            engine.scale_grads_(self.optimizer.param_groups, 1.0 / scale)
         return 1.0
 
     def refuse(self, report: StepReport, action: Action, scan: EngineScan, scale: float = 1.0, loss: Any = None) -> Any:
@@ -305,11 +270,6 @@ class GuardedSteps(torch.optim.Optimizer):
             diverged, self._diverged = self._diverged, None
             raise diverged
         return loss
-
-    def _bad_buffers(self) -> tuple[TensorReport, ...]:
-        """Those of this rank: a batch norm's statistics are each rank's own."""
-        bad = bad_buffers(self._names.model)
-        return bad if self._agreement is None else tuple(replace(row, rank=self._agreement.rank) for row in bad)
 
     def _clear_grads(self) -> None:
         for group in self.optimizer.param_groups:
