@@ -168,23 +168,27 @@ class CheckpointManager:
                 extra = {**extra, self._metric.name: number}
         self._warn_once(unstored(parts))
         with exits.deferred():
-            self._take(step, contents(step, None if epoch is None else int(epoch), parts, extra))
-        self._raise_pending()
+            failed = self._take(step, contents(step, None if epoch is None else int(epoch), parts, extra))
+        if failed is not None:
+            raise failed
         return self._folder.file(step)
 
-    def _take(self, step: int, state: dict[str, Any]) -> None:
+    def _take(self, step: int, state: dict[str, Any]) -> BaseException | None:
+        """Write it, or have it written; returns the error of an earlier save that nobody was told about."""
         if not self._background:
             self._write(step, state)
             self._schedule.saved()
-            return
+            return None
         buffer = self._writer.take_buffer()
         try:
             snapshot = copy_state(state, into=buffer, device="cpu")
         except BaseException:
             self._writer.give_back(None)
             raise
+        failed = self._writer.next_error()  # before this one can fail: that is for the next call
         self._writer.submit(step, snapshot)
         self._schedule.saved()
+        return failed
 
     def _write(self, step: int, state: dict[str, Any]) -> None:
         """Write one checkpoint, then let older ones go."""
