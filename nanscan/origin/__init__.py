@@ -1,0 +1,5 @@
+"""Where a NaN or Inf was made: the op, its module, the user's line, and what it means."""
+
+from nanscan.origin.record import OpEvent, Origin, TensorRange
+
+__all__ = ["OpEvent", "Origin", "TensorRange"]
