@@ -16,17 +16,18 @@ from typing import NamedTuple
 import xxhash
 
 from nanscan.checkpoint import layout
-from nanscan.checkpoint.writer import DigestingWriter
+from nanscan.checkpoint.writer import PART, DigestingWriter
 from nanscan.errors import CorruptCheckpoint
 
 __all__ = [
     "Region",
     "Seal",
+    "Written",
     "add_digests",
-    "check_all",
     "check_regions",
     "check_rest",
     "check_seal",
+    "check_written",
     "corrupt_regions",
     "read_seal",
 ]
@@ -70,18 +71,28 @@ class Seal(NamedTuple):
     end: int
 
 
-def add_digests(fd: int, written: DigestingWriter, tensors: Mapping[str, Sequence[str]]) -> None:
+class Written(NamedTuple):
+    """What a file holds: the digests, and all bytes from them on."""
+
+    seal: Seal
+    tail: bytes
+
+
+def add_digests(fd: int, written: DigestingWriter, tensors: Mapping[str, Sequence[str]]) -> Written:
     """Append the digests to the archive that was written through ``written``.
 
     Args:
         fd: of the archive, for reading and writing.
         written: knows the digests of what it wrote.
         tensors: key of a storage ("0", "1", …) -> paths of the tensors in it.
+
+    Returns:
+        What the file must hold now.
     """
     directory = layout.read_directory(fd, written.size)
     members = layout.members_of(directory)
-    regions = tuple(_region(fd, member, written, tensors) for member in members)
-    regions = tuple(sorted(regions, key=lambda region: region.start))
+    found = (region for member in members for region in _regions(fd, member, written, tensors))
+    regions = tuple(sorted(found, key=lambda region: region.start))
     seal = Seal(regions, _rest_digest(fd, regions, directory.start), directory.start)
     name = members[0].name.split("/")[0]
     comment = _MARK + b"%016x " % directory.start + b"0" * 32
@@ -89,15 +100,20 @@ def add_digests(fd: int, written: DigestingWriter, tensors: Mapping[str, Sequenc
     tail += xxhash.xxh3_128_hexdigest(tail).encode()
     _write_at(fd, tail, directory.start)
     os.ftruncate(fd, directory.start + len(tail))
+    return Written(seal, tail)
 
 
-def _region(fd: int, member: layout.Member, written: DigestingWriter, tensors: Mapping[str, Sequence[str]]) -> Region:
+def _regions(
+    fd: int, member: layout.Member, written: DigestingWriter, tensors: Mapping[str, Sequence[str]]
+) -> Iterator[Region]:
+    """The member as one region, a long one as several."""
     start = layout.data_start(os.pread(fd, 30, member.header), member.header)
-    digest = written.digest(start, member.size) or digest_range(fd, start, member.size)
     folder, _, key = member.name.partition("/")[2].rpartition("/")
-    return Region(
-        member.name, start, member.size, digest.hex(), tuple(tensors.get(key, ()) if folder == "data" else ())
-    )
+    paths = tuple(tensors.get(key, ())) if folder == "data" else ()
+    for at in range(start, start + member.size, PART) if member.size else (start,):
+        size = min(PART, start + member.size - at)
+        digest = written.digest(at, size) or digest_range(fd, at, size)
+        yield Region(member.name, at, size, digest.hex(), paths)
 
 
 def _dumps(seal: Seal) -> bytes:
@@ -163,12 +179,12 @@ def _damaged_end(path: str) -> CorruptCheckpoint:
     )
 
 
-def check_all(fd: int, path: str) -> None:
-    """Compare every byte of a file that must have digests with them; raises `CorruptCheckpoint`."""
-    seal = read_seal(fd, path)
-    if seal is None:
+def check_written(fd: int, path: str, written: Written) -> None:
+    """Compare every byte of a file with what was to be written; raises `CorruptCheckpoint`."""
+    end = written.seal.end
+    if os.pread(fd, len(written.tail) + 1, end) != written.tail:
         raise _damaged_end(path)
-    check_seal(fd, path, seal)
+    check_seal(fd, path, written.seal)
 
 
 def check_seal(fd: int, path: str, seal: Seal) -> None:
@@ -203,7 +219,8 @@ def check_regions(fd: int, path: str, regions: Iterable[Region]) -> None:
 
 def corrupt_regions(path: str, bad: Sequence[Region]) -> CorruptCheckpoint:
     """The error that names the damaged members."""
-    listed = ", ".join(region.describe() for region in bad[:5]) + (f" and {len(bad) - 5} more" if len(bad) > 5 else "")
+    names = list(dict.fromkeys(region.describe() for region in bad))
+    listed = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
     return CorruptCheckpoint(
         f"{path!r} is corrupt: the bytes of {listed} are not those that were saved (their xxh3_128 digest differs). "
         f"{_ADVICE}."

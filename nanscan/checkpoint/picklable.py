@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import pickle
-import sys
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
-from types import BuiltinFunctionType, FrameType, FunctionType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -15,15 +13,15 @@ from torch import Tensor, nn
 
 from nanscan.checkpoint.tensors import Found
 from nanscan.errors import CheckpointError
+from nanscan.pickling.find import find_unpicklable
 from nanscan.pickling.problem import PickleProblem
-from nanscan.pickling.safe_globals import allowed_objects
+from nanscan.pickling.safe_globals import allowed, allowed_objects
 from nanscan.pickling.weights_only import refused
 
 __all__ = ["PickleWatch", "problems_of", "unpicklable"]
 
 _TENSORS = (Tensor, nn.Parameter)
 _GLOBALS = (type, FunctionType, BuiltinFunctionType)
-_PACKAGE = str(Path(__file__).parent.parent)
 
 
 class PickleWatch:
@@ -55,7 +53,7 @@ class PickleWatch:
             if obj.__dict__:
                 self.suspects.setdefault(kind, obj)
         elif isinstance(obj, _GLOBALS):
-            if id(obj) not in self._known:
+            if id(obj) not in self._known and not allowed(f"{obj.__module__}.{obj.__qualname__}"):
                 self.suspects.setdefault(obj, obj)
         elif kind is not OrderedDict and id(kind) not in self._known:
             self.suspects.setdefault(kind, obj)
@@ -106,23 +104,11 @@ def _whole(obj: Any) -> str | None:
     return None
 
 
-def problems_of(obj: Any, suspects: Sequence[Any]) -> list[PickleProblem]:
-    """Every place that pickling or loading refuses, named from the caller's variable on."""
-    from nanscan.pickling import find_unpicklable
-    from nanscan.pickling.naming import root_name
-
-    name = root_name(obj, _caller())
+def problems_of(obj: Any, name: str, suspects: Sequence[Any]) -> list[PickleProblem]:
+    """Every place in ``obj``, which the caller calls ``name``, that pickling or loading refuses."""
     found = find_unpicklable(obj, name=name, weights_only=True, check_loading=False)
     errors = [problem for problem in found if problem.severity == "error"]
     return errors or _without_path(suspects)
-
-
-def _caller() -> FrameType | None:
-    """The innermost frame outside of this package and contextlib: the one that called `nanscan.save`."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
-        frame = frame.f_back
-    return frame
 
 
 def _without_path(suspects: Sequence[Any]) -> list[PickleProblem]:

@@ -20,7 +20,7 @@ class VerifyingReader(io.RawIOBase):
     """A file over ``fd`` whose members are hashed while they are in the cache anyway, so that they are read once.
 
     Attributes:
-        unread: members that were not read as a whole, and so were not compared.
+        unread: parts of members that were not read with their whole member, and so were not compared; by position.
         failure: the error for the first damaged member; torch may turn the exception into another one.
     """
 
@@ -48,19 +48,25 @@ class VerifyingReader(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read into ``buffer`` until it is full or the file ends."""
-        view = memoryview(buffer).cast("B")
-        region = self.unread.get(self._at)
-        if region is None or region.size != len(view):
-            got = os.preadv(self._fd, [view], self._at)
-        else:
-            got = self._read_member(view, region)
+        view, got = memoryview(buffer).cast("B"), 0
+        while got < len(view):
+            region = self.unread.get(self._at + got)
+            whole = region is not None and region.size <= len(view) - got
+            count = self._read_region(view[got:], region) if whole and region else self._read(view[got:], got)
+            if count == 0:
+                break
+            got += count
         self._at += got
         return got
 
-    def _read_member(self, view: memoryview, region: Region) -> int:
+    def _read(self, view: memoryview, after: int) -> int:
+        return os.preadv(self._fd, [view], self._at + after)
+
+    def _read_region(self, view: memoryview, region: Region) -> int:
+        """Read one region to the start of ``view`` and compare it."""
         digest, got = xxhash.xxh3_128(), 0
-        while got < len(view):
-            part = view[got : got + _CHUNK]
+        while got < region.size:
+            part = view[got : min(got + _CHUNK, region.size)]
             count = os.preadv(self._fd, [part], region.start + got)
             if count == 0:
                 break

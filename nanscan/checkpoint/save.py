@@ -17,12 +17,14 @@ from nanscan.checkpoint.picklable import PickleWatch, problems_of, unpicklable
 from nanscan.checkpoint.system import refused
 from nanscan.checkpoint.tensors import Found, tensors_in
 from nanscan.checkpoint.writer import DigestingWriter
-from nanscan.errors import CheckpointError, CheckpointSystemError, CheckpointWarning
+from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.messages import warn
+from nanscan.pickling.drop import drop_unpicklable
+from nanscan.pickling.naming import caller_frame, root_name
 
 __all__ = ["save"]
 
-_UNTOUCHED = "A file that was there before is untouched"
+_UNTOUCHED = "The file that was there is untouched"
 _OVERHEAD = 4096  # bytes of an archive beyond its tensors, roughly
 
 
@@ -72,14 +74,14 @@ def save(
             f"(got {on_unpicklable!r})"
         )
     name = path_of(path)
-    form = format_of(name)
+    form, root = format_of(name), root_name(obj, caller_frame())
     try:
-        _save(obj, name, form, check_finite)
+        _save(obj, root, name, form, check_finite)
     except CheckpointError as error:
         problems = getattr(error, "problems", None)
         if on_unpicklable == "raise" or not problems:
             raise
-        _save(_without(obj, name, problems), name, form, check_finite)
+        _save(_without(obj, name, problems), root, name, form, check_finite)
     return Path(name)
 
 
@@ -94,31 +96,31 @@ def path_of(path: Any) -> str:
         ) from None
 
 
-def _save(obj: Any, path: str, form: Format | None, mode: bool | str) -> None:
+def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str) -> None:
     found = tensors_in(obj)
     try:
         with replacing(target_of(path)) as new:
             if form is None:
-                _write_torch(obj, new.fd, path, found, lambda: check_finite_state(found, path, mode))
-                new.check = lambda fd: digest.check_all(fd, path)
+                whole = _write_torch(obj, root, new.fd, path, found, lambda: check_finite_state(found, path, mode))
+                new.check = lambda fd: digest.check_written(fd, path, whole)
             else:
                 form.prepare(obj, path)
                 check_finite_state(found, path, mode)
                 form.write(obj, new.path)
                 new.check = lambda fd: form.check(fd, path)
-    except CheckpointSystemError:
-        raise
     except OSError as error:
-        raise refused(error, path, "save", _bytes_of(found), _UNTOUCHED) from error
+        raise refused(error, path, "save", _bytes_of(found), _UNTOUCHED if os.path.isfile(path) else "") from error
 
 
-def _write_torch(obj: Any, fd: int, path: str, found: Sequence[Found], check: Callable[[], None]) -> None:
+def _write_torch(
+    obj: Any, root: str, fd: int, path: str, found: Sequence[Found], check: Callable[[], None]
+) -> digest.Written:
     """Write the archive with its digests; ``check`` is called after pickling, before the first byte is written."""
     watch = PickleWatch()
 
     def before_writing() -> None:
         if not watch.is_loadable():
-            raise unpicklable(obj, path, problems_of(obj, list(watch.suspects.values())), None)
+            raise unpicklable(obj, path, problems_of(obj, root, list(watch.suspects.values())), None)
         check()
 
     written = DigestingWriter(fd, before_writing)
@@ -127,13 +129,15 @@ def _write_torch(obj: Any, fd: int, path: str, found: Sequence[Found], check: Ca
     except Exception as error:
         if written.failure is not None:
             raise written.failure from None
-        raise unpicklable(obj, path, problems_of(obj, list(watch.suspects.values())), error) from error
+        raise unpicklable(obj, path, problems_of(obj, root, list(watch.suspects.values())), error) from error
     except BaseException:
         if written.failure is not None:
             raise written.failure from None
         raise
+    finally:
+        written.close()
     written.flush()
-    digest.add_digests(fd, written, watch.paths(found))
+    return digest.add_digests(fd, written, watch.paths(found))
 
 
 def _bytes_of(found: Sequence[Found]) -> int:
@@ -156,8 +160,6 @@ def _has_storage(item: Found) -> bool:
 
 def _without(obj: Any, path: str, problems: Sequence[Any]) -> Any:
     """The state without what can't be saved, after a warning that names all of it."""
-    from nanscan.pickling import drop_unpicklable
-
     left = drop_unpicklable(obj, problems)
     listed = "\n  ".join(problem.describe() for problem in problems)
     warn(f"nanscan.save left {len(problems)} value(s) out of {path!r}:\n  {listed}", CheckpointWarning)

@@ -21,7 +21,7 @@ _CURE = {
     errno.ELOOP: "its symbolic links go in a circle: remove one of them",
     errno.EMFILE: "too many files are open in this process: close some, or raise the limit (ulimit -n)",
     errno.ENAMETOOLONG: "the name is too long: most file systems take 255 bytes for a name and 4,096 for a path",
-    errno.ENOENT: "there is no such file",
+    errno.ENOENT: "there is no such file or folder",
     errno.ENOTDIR: "a part of the path is a file, not a folder",
     errno.EPERM: "the operation is not permitted: it may be immutable or belong to another user; save elsewhere",
     errno.EROFS: "the file system is read-only: save elsewhere",
@@ -57,6 +57,8 @@ def _full(number: int, path: str, needed: int | None) -> str | None:
 
 def _free(path: str) -> str:
     """Bytes that this user may still write in the folder of ``path``."""
+    if os.path.exists(path) and not os.path.isfile(path):  # /dev/full
+        return "0 bytes free"
     folder = os.path.dirname(os.path.abspath(path))
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)

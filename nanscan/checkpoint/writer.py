@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import xxhash
 
-__all__ = ["DigestingWriter"]
+__all__ = ["PART", "DigestingWriter"]
 
+PART = 16 << 20  # a longer piece gets a digest for each so many bytes, so that several threads can compare them
 _CHUNK = 1 << 20  # bytes copied at a time: they stay in the cache between copying, hashing and writing
 _SMALL = 256 << 10  # pieces below this are gathered, so that many small tensors don't cost a system call each
 _TINY = 512  # pieces below this (headers, padding) are kept as they are
@@ -33,7 +35,7 @@ class DigestingWriter:
         self._before = before
         self._pieces: dict[int, tuple[int, bytes]] = {}  # offset -> length and digest, or the bytes if tiny
         self._gathered = bytearray()
-        self._chunk = memoryview(bytearray(_CHUNK))
+        self._hashing: ThreadPoolExecutor | None = None
 
     def write(self, data: Any) -> int:
         """Write all of ``data`` (bytes-like); returns how many bytes."""
@@ -48,8 +50,13 @@ class DigestingWriter:
         gathered, self._gathered = self._gathered, bytearray()
         _write_all(self._fd, memoryview(gathered))
 
+    def close(self) -> None:
+        """End the thread that hashes; the file stays open."""
+        if self._hashing is not None:
+            self._hashing.shutdown()
+
     def digest(self, start: int, size: int) -> bytes | None:
-        """The digest of the bytes that were written there in one piece; None if they were written otherwise."""
+        """The digest of the bytes that were written there in one piece or part; None if it was otherwise."""
         length, value = self._pieces.get(start, (0, b""))
         if length != size:
             return None
@@ -62,8 +69,10 @@ class DigestingWriter:
             before, self._before = self._before, None
             before()
         length = len(data)
-        value = self._write_large(data) if length >= _SMALL else self._gather(bytes(data))
-        self._pieces[self.size] = (length, value)
+        if length < _SMALL:
+            self._pieces[self.size] = (length, self._gather(bytes(data)))
+        else:
+            self._write_large(data)
         self.size += length
         return length
 
@@ -73,15 +82,30 @@ class DigestingWriter:
             self.flush()
         return data if len(data) < _TINY else xxhash.xxh3_128_digest(data)
 
-    def _write_large(self, data: memoryview) -> bytes:
+    def _write_large(self, data: memoryview) -> None:
         self.flush()
+        self._hashing = self._hashing or ThreadPoolExecutor(1, "nanscan-digest")
+        chunks = memoryview(bytearray(_CHUNK)), memoryview(bytearray(_CHUNK))
+        for start in range(0, len(data), PART):
+            part = data[start : start + PART]
+            self._pieces[self.size + start] = (len(part), self._write_part(part, chunks, self._hashing))
+
+    def _write_part(
+        self, part: memoryview, chunks: tuple[memoryview, memoryview], hashing: ThreadPoolExecutor
+    ) -> bytes:
+        """Copy, hash and write; a chunk is hashed in another thread while the system takes it."""
         digest = xxhash.xxh3_128()
-        for start in range(0, len(data), _CHUNK):
-            part = data[start : start + _CHUNK]
-            chunk = self._chunk[: len(part)]
-            chunk[:] = part
-            digest.update(chunk)
+        last: Future[None] | None = None
+        for number, start in enumerate(range(0, len(part), _CHUNK)):
+            piece = part[start : start + _CHUNK]
+            chunk = chunks[number % 2][: len(piece)]
+            chunk[:] = piece
+            if last is not None:
+                last.result()  # so the other chunk is free again
+            last = hashing.submit(digest.update, chunk)
             _write_all(self._fd, chunk)
+        if last is not None:
+            last.result()
         return digest.digest()
 
 
