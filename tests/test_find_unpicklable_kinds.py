@@ -107,8 +107,8 @@ _KINDS: dict[str, tuple[Any, str, str, str]] = {
     "replaced function": (lambda: replaced, "function", "not the same object", "functools.wraps"),
     "namedtuple under another name": (lambda: Wrong(1, 2), "tests.unpicklable.Right", "not found", "bind it"),
     "generator": (lambda: (i for i in range(3)), "generator", "running code", "list"),
-    "open file": (lambda: open(__file__), "_io.TextIOWrapper", "open file", "keep the path"),
-    "binary file": (lambda: open(__file__, "rb"), "_io.BufferedReader", "open file", "keep the path"),
+    "open file": (lambda: open(__file__), "_io.TextIOWrapper", "open file", "keep the path"),  # noqa: SIM115
+    "binary file": (lambda: open(__file__, "rb"), "_io.BufferedReader", "open file", "keep the path"),  # noqa: SIM115
     "stdout": (lambda: sys.__stdout__, "_io.TextIOWrapper", "open file", "keep the path"),
     "memory map": (lambda: mmap.mmap(-1, 10), "mmap.mmap", "open file", "keep the path"),
     "temporary file": (tempfile.NamedTemporaryFile, "tempfile._TemporaryFileWrapper", "temporary", "path"),
@@ -234,7 +234,7 @@ def test_a_lambda_is_told_with_its_function_file_and_line() -> None:
 
 
 def test_several_faults_in_one_object_are_all_listed() -> None:
-    dataset = Box(file=open(__file__), rows=(i for i in range(3)), np=np, owner=_shared_reference(), lr=0.1)
+    dataset = Box(file=open(__file__), rows=(i for i in range(3)), np=np, owner=_shared_reference(), lr=0.1)  # noqa: SIM115
     paths = {problem.path for problem in find_unpicklable(dataset)}
     assert paths == {"dataset.file", "dataset.rows", "dataset.np", "dataset.owner"}
 

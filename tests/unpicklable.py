@@ -63,7 +63,7 @@ class Colour(enum.Enum):
 
 
 class Shade(enum.Enum):
-    BAD = (lambda: 1,)  # noqa: E731
+    BAD = (lambda: 1,)
 
 
 class Drops:
@@ -262,7 +262,7 @@ class Methods:
         pass
 
 
-Wrong = collections.namedtuple("Right", "left right")  # noqa: PYI024
+Wrong = collections.namedtuple("Right", "left right")
 
 
 def _original() -> None:
@@ -273,7 +273,7 @@ replaced = _original
 
 
 @functools.wraps(_original)
-def _original(*_: Any) -> None:  # type: ignore[no-redef]  # noqa: F811
+def _original(*_: Any) -> None:  # type: ignore[no-redef]
     pass
 
 

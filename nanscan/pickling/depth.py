@@ -25,11 +25,7 @@ def too_deep(root: Place, for_process: bool, skipped: frozenset[int]) -> Finding
             continue
         seen[id(place.value)] = place.value
         deepest = place if place.depth > deepest.depth else deepest
-        below = [
-            Place(held, place, steps, place.depth + 1)
-            for steps, held in walk.children(place)
-            if type(held) not in ATOMS
-        ]
+        below = [place.child(held, steps) for steps, held in walk.children(place) if type(held) not in ATOMS]
         stack.extend(reversed(below))
     return _told(deepest)
 

@@ -23,6 +23,12 @@ class Place:
     steps: tuple[Step, ...] = ()
     depth: int = 0
     refused: bool = False  # inside of something that weights_only refuses as a whole
+    made: int = 0  # how many of the values up to the root a reducer made for its answer only
+
+    def child(self, value: Any, steps: tuple[Step, ...]) -> Place:
+        """The place of a part."""
+        made = self.made + (steps[0][0] == "text")
+        return Place(value, self, steps, self.depth + 1, self.refused, made)
 
     def upwards(self) -> Iterator[Place]:
         """This place and those that it was reached through, up to the root."""

@@ -22,7 +22,7 @@ __all__ = ["Refused", "Walk"]
 
 Refused = Callable[[Any], "tuple[str, str] | None"]
 _PLAIN_DICTS = (collections.OrderedDict, collections.Counter, collections.defaultdict)
-_ENDLESS = 250_000
+_ENDLESS = 1_000  # pickle gives up earlier
 
 
 class Walk:
@@ -56,12 +56,9 @@ class Walk:
                     finding.also.append(place)
                 continue
             self._seen[id(value)] = value
-            if place.depth > _ENDLESS:
-                self._report(place, "its reducer makes new objects without end", "return what the object holds")
-                return
             for steps, child in self.children(place):
                 if type(child) not in ATOMS and not _empty(child):
-                    queue.append(Place(child, place, steps, place.depth + 1, place.refused))
+                    queue.append(place.child(child, steps))
 
     def skipped(self) -> frozenset[int]:
         """The ids of the values at fault."""
@@ -69,6 +66,9 @@ class Walk:
 
     def children(self, place: Place) -> Iterable[Part]:
         """What a place holds, judged on the way."""
+        if place.made > _ENDLESS:
+            self._report(place, "reducers make new objects without end", "return what the object holds")
+            return ()
         try:
             return list(self._look(place, place.value))
         except KeyboardInterrupt:
