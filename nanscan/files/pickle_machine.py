@@ -14,7 +14,7 @@ from nanscan.files.pickle_bytes import PickleBytes
 __all__ = ["MAX_OBJECTS", "Machine"]
 
 MAX_OBJECTS = 2_000_000  # lists, dicts, tuples, calls …: some 300 MB in memory
-MAX_STEPS = 50_000_000  # half a minute
+MAX_STEPS = 20_000_000  # ten seconds
 _DOUBLE = struct.Struct(">d")
 _INT = struct.Struct("<i")
 _MISSING = object()
@@ -145,6 +145,9 @@ class Machine:
         self.remember(len(self._memo))
 
     def refer(self, key: Any) -> None:
+        if isinstance(key, tuple) and len(key) > 1 and key[0] == "module":  # old files keep a class with its source
+            self.push(key[1])
+            return
         value = Persistent(key)
         self.persistent.append(value)
         self.made(value)

@@ -15,7 +15,7 @@ from nanscan.files.rebuild import Rebuild
 __all__ = ["find_entries"]
 
 MAX_DEPTH = 500
-MAX_VISITS = 10_000_000
+MAX_VISITS = 4_000_000
 MAX_NAMES = 100  # of one tensor
 MAX_TEXT = 1 << 28  # characters of all names
 MAX_KEY = 1000  # characters of one step
@@ -152,10 +152,9 @@ def _is_leaf(node: Any) -> bool:
 
 
 def _children(node: Any) -> Iterator[tuple[Any, Any]]:
-    if isinstance(node, Persistent):  # of a module with its source, in old files
-        if isinstance(node.key, tuple) and node.key[:1] == ("module",):
-            yield from (("", part) for part in node.key[1:2])
-    elif isinstance(node, (list, tuple)):
+    if isinstance(node, Persistent):  # a storage has no children
+        return
+    if isinstance(node, (list, tuple)):
         yield from ((f"[{i}]", item) for i, item in enumerate(node))
     elif isinstance(node, Set):
         yield from ((f"[{i}]", item) for i, item in enumerate(node.items))
