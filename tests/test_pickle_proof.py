@@ -336,3 +336,17 @@ def test_what_fails_behind_a_missing_class_is_not_guessed() -> None:
     data = b"c__main__\nGone\n)\x81}\x8c\x01aK\x01sbcnowhere\nAlso\n\x86."
     assert [entry["name"] for entry in attempt(data)["missing"]] == ["Gone", "Also"]
     assert "raised" not in attempt(data)
+
+
+def test_a_module_that_asks_while_it_is_imported_starts_no_chain_of_processes(tmp_path: Path) -> None:
+    source = """
+        import sys
+        from nanscan.pickling.proof import loads_elsewhere
+        class Value:
+            def __init__(self): self.a = 1
+        with open("imports", "a") as file: file.write("x")
+        print(loads_elsewhere({"v": Value()}))
+    """
+    (tmp_path / "asking.py").write_text(textwrap.dedent(source))
+    assert run_script(tmp_path, f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import asking") == "[]\n"
+    assert (tmp_path / "imports").read_text() == "xx"

@@ -15,7 +15,9 @@ import torch
 
 from nanscan.pickling import trial
 
-__all__ = ["ForkedProcess", "FreshProcess", "Process"]
+__all__ = ["TRIAL", "ForkedProcess", "FreshProcess", "Process"]
+
+TRIAL = "_nanscan_trial"  # the name in sys.modules by which a process knows that it is one of these
 
 
 class Process(Protocol):
@@ -96,6 +98,7 @@ def _serve_forked(source: int, target: int, others: tuple[int, int]) -> None:
         for descriptor in others:
             os.close(descriptor)
         trial.discard_streams()
+        sys.modules[TRIAL] = trial
         torch.set_num_threads(1)  # OpenMP's threads did not come along
         trial.serve(source, target)
     finally:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import _compat_pickle
 import sys
+import types
 from typing import Any
 
 import torch
 from torch._utils import IMPORT_MAPPING, NAME_MAPPING
 
-__all__ = ["allowed", "allowed_objects", "never_allowed", "python3_name", "resolve", "runs_code"]
+__all__ = ["allowed", "allowed_objects", "never_allowed", "pickle3_name", "python3_name", "resolve", "runs_code"]
 
 _loader: Any = torch._weights_only_unpickler
 
@@ -50,7 +51,7 @@ _CODE_NAMES = _words(
 _HARMLESS = _words(
     """
     os.stat_result os.terminal_size signal.Signals signal.Handlers multiprocessing.AuthenticationString
-    threading.local http.HTTPStatus tempfile.SpooledTemporaryFile inspect.Parameter inspect.Signature
+    threading.local http.HTTPStatus inspect.Parameter inspect.Signature
     urllib.parse.ParseResult urllib.parse.SplitResult ctypes.c_int ctypes.c_long ctypes.c_float ctypes.c_double
     pathlib.PosixPath
     """
@@ -68,6 +69,17 @@ def python3_name(module: str, name: str) -> tuple[str, str]:
     else:
         module = IMPORT_MAPPING.get(module, module)
     return module, name
+
+
+def pickle3_name(module: str, name: str) -> tuple[str, str]:
+    """The same, as `pickle` itself does it, which knows more names.
+
+    >>> pickle3_name("commands", "getoutput"), pickle3_name("exceptions", "ValueError")
+    (('subprocess', 'getoutput'), ('builtins', 'ValueError'))
+    """
+    if (module, name) in _compat_pickle.NAME_MAPPING:
+        return _compat_pickle.NAME_MAPPING[module, name]
+    return _compat_pickle.IMPORT_MAPPING.get(module, module), name
 
 
 def allowed(path: str) -> bool:
@@ -115,13 +127,40 @@ def runs_code(module: str, name: str) -> str | None:
     path = f"{module}.{name}"
     if path in _HARMLESS:
         return None
-    if path in _CODE_NAMES or any(path.startswith(known + ".") for known in _CODE_NAMES):
-        return f"{path} runs or reaches any code"
+    known = _known(module, name) or _known(*_own_name(module, name))
+    if known:
+        return f"{path} {known}"
+    return _reached(path, name) if "." in name else None
+
+
+def _known(module: str, name: str) -> str | None:
+    path = f"{module}.{name}"
+    if path in _HARMLESS:
+        return None
+    if path in _CODE_NAMES or any(path.startswith(listed + ".") for listed in _CODE_NAMES):
+        return "runs or reaches any code"
     parts = module.split(".")
     if any(".".join(parts[:count]) in _CODE_MODULES for count in range(1, len(parts) + 1)):
-        return f"{path} acts on the system"
-    if "." in name and module not in ("__main__",) and name.rpartition(".")[2].startswith("__"):
-        return f"{path} reaches into the interpreter"
+        return "acts on the system"
+    return None
+
+
+def _own_name(module: str, name: str) -> tuple[str, str]:
+    """Where the object comes from, if that module is imported already: many modules hand on what they import."""
+    found = vars(sys.modules[module]).get(name) if module in sys.modules else None
+    if isinstance(found, (type, types.FunctionType, types.BuiltinFunctionType)):
+        return str(found.__module__), str(found.__qualname__)
+    return (found.__name__, "") if isinstance(found, types.ModuleType) else (module, name)
+
+
+def _reached(path: str, name: str) -> str | None:
+    """A dotted name goes through attributes, and by way of a module's imports anywhere."""
+    parts = name.split(".")
+    for index, part in enumerate(parts):
+        if part in _CODE_MODULES or _known("builtins", part):
+            return f"{path} reaches {'.'.join(parts[index:])}"
+        if part.startswith("__"):
+            return f"{path} reaches into the interpreter"
     return None
 
 
@@ -130,10 +169,7 @@ def resolve(path: str) -> Any:
     module, _, name = path.rpartition(".")
     found = _attribute(path)
     if found is None:  # a name of Python 2 that torch's loader leaves as it is: exceptions.ValueError
-        module, name = _compat_pickle.NAME_MAPPING.get(
-            (module, name), (_compat_pickle.IMPORT_MAPPING.get(module, module), name)
-        )
-        found = _attribute(f"{module}.{name}")
+        found = _attribute(".".join(pickle3_name(module, name)))
     return found
 
 

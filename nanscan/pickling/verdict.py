@@ -46,7 +46,11 @@ def judge(
 
 def _died(result: dict[str, Any], time_limit: float) -> Verdict:
     if result["died"] == "late":
-        return f"loading it is not over after {time_limit:g} s", f"look at its __setstate__; or {_PLAIN_STATE}", "error"
+        return (
+            f"loading it is not over after {time_limit:g} s",
+            f"look at its __setstate__, and at what importing its module does; or {_PLAIN_STATE}",
+            "error",
+        )
     code = result.get("exit_code", 0)
     how = f"with exit code {code}"
     if code < 0:

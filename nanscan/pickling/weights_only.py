@@ -21,7 +21,7 @@ import torch
 from nanscan.pickling.plain_forms import plain_form, plain_form_of_global
 from nanscan.pickling.safe_globals import allowed, allowed_objects, never_allowed, python3_name, resolve
 
-__all__ = ["refused"]
+__all__ = ["refused", "unknown_opcodes"]
 
 _torch: Any = torch  # its storages and its loader are not typed
 _code2op: dict[str, pickletools.OpcodeInfo] = {opcode.code: opcode for opcode in pickletools.opcodes}
@@ -226,11 +226,20 @@ def _with_stream(needs: _Needs, data: bytes) -> _Needs:
             path = ".".join(python3_name(*str(argument).split(" ", 1)))
             if not allowed(path):
                 ordered.add(path)
-        elif not hasattr(_torch._weights_only_unpickler, opcode.name):
+        elif unknown_opcodes([opcode.name]):
             ordered.impossible.append(f"it does not know the opcode {opcode.name}")
     for path in needs.globals:
         ordered.add(path)
     return ordered
+
+
+def unknown_opcodes(names: Iterable[str]) -> list[str]:
+    """Those of pickle's opcodes that torch's restricted loader does not know.
+
+    >>> unknown_opcodes(["GLOBAL", "STACK_GLOBAL"])
+    ['STACK_GLOBAL']
+    """
+    return [name for name in names if not hasattr(_torch._weights_only_unpickler, name)]
 
 
 def _fix(convert: str, missing: list[str], impossible: Iterable[str]) -> str:
