@@ -10,7 +10,7 @@ import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from nanscan.checkpoint.system import full_disk_survived
 
@@ -35,7 +35,15 @@ class Replacement:
     path: str
     fd: int
     check: Callable[[int], None] | None = None
-    made: list[str] = field(default_factory=list)
+
+    def follow(self) -> None:
+        """Open ``path`` anew, and lock it, if a library has put another file there."""
+        if os.path.samestat(os.stat(self.path), os.fstat(self.fd)):
+            return
+        fd = os.open(self.path, os.O_RDWR)
+        os.dup2(fd, self.fd, inheritable=False)
+        os.close(fd)
+        _lock(self.fd)
 
 
 def target_of(path: str) -> str:
@@ -130,8 +138,7 @@ def _open_beside(target: str) -> Replacement:
         path = f"{_prefix(target)}{os.getpid()}.{secrets.token_hex(4)}.tmp"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode)
         try:
-            with suppress(OSError):  # no locks on this file system: then the process id alone tells who owns it
-                fcntl.flock(fd, fcntl.LOCK_EX)
+            _lock(fd)
             if os.fstat(fd).st_nlink:  # else another saver took it for a leftover before it was locked
                 return Replacement(target, path, fd)
         except BaseException:
@@ -139,6 +146,11 @@ def _open_beside(target: str) -> Replacement:
             os.close(fd)
             raise
         os.close(fd)
+
+
+def _lock(fd: int) -> None:
+    with suppress(OSError):  # no locks on this file system: then the process id alone tells who owns it
+        fcntl.flock(fd, fcntl.LOCK_EX)
 
 
 def _mode_of(target: str) -> int:

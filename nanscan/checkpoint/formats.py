@@ -26,7 +26,7 @@ class Format(Protocol):
     def check(self, fd: int, path: str) -> None:
         """Compare every byte of the file with its digests; raises `CorruptCheckpoint`."""
 
-    def read(self, path: str, map_location: Any, verify: bool) -> Any:
+    def read(self, path: str, fd: int, map_location: Any, verify: bool) -> Any:
         """Read what was written."""
 
 

@@ -53,7 +53,7 @@ def load(
     form = format_of(name)
     with _opened(name) as fd:
         if form is not None:
-            return form.read(name, map_location, verify)
+            return form.read(name, fd, map_location, verify)
         seal = digest.read_seal(fd, name) if verify else None
         if seal is None:
             foreign.check_archive(fd, name, verify)

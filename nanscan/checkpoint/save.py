@@ -107,6 +107,7 @@ def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str)
                 form.prepare(obj, path)
                 check_finite_state(found, path, mode)
                 form.write(obj, new.path)
+                new.follow()
                 new.check = lambda fd: form.check(fd, path)
     except OSError as error:
         raise refused(error, path, "save", _bytes_of(found), _UNTOUCHED if os.path.isfile(path) else "") from error

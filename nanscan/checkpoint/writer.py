@@ -47,8 +47,11 @@ class DigestingWriter:
 
     def flush(self) -> None:
         """Hand what is gathered to the system."""
-        gathered, self._gathered = self._gathered, bytearray()
-        _write_all(self._fd, memoryview(gathered))
+        try:
+            self._flush()
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
 
     def close(self) -> None:
         """End the thread that hashes; the file stays open."""
@@ -76,14 +79,18 @@ class DigestingWriter:
         self.size += length
         return length
 
+    def _flush(self) -> None:
+        gathered, self._gathered = self._gathered, bytearray()
+        _write_all(self._fd, memoryview(gathered))
+
     def _gather(self, data: bytes) -> bytes:
         self._gathered += data
         if len(self._gathered) >= _CHUNK:
-            self.flush()
+            self._flush()
         return data if len(data) < _TINY else xxhash.xxh3_128_digest(data)
 
     def _write_large(self, data: memoryview) -> None:
-        self.flush()
+        self._flush()
         self._hashing = self._hashing or ThreadPoolExecutor(1, "nanscan-digest")
         chunks = memoryview(bytearray(_CHUNK)), memoryview(bytearray(_CHUNK))
         for start in range(0, len(data), PART):
