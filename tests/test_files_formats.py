@@ -19,6 +19,7 @@ import nanscan
 from nanscan.files import read
 from nanscan.files.scan import FileScan, TensorRow, scan_file
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated", "ignore:Sparse CSR")
 NAN, INF = float("nan"), float("inf")
 
 

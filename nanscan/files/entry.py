@@ -35,6 +35,7 @@ class Entry:
         unread: why it has no bytes to read (``"meta"``); "" if it has.
         place: from an index in the view to one in ``shape``, where they differ (sparse tensors).
         build: makes the tensor where the view alone does not (sparse tensors).
+        check: raises `CorruptCheckpoint` if what belongs to it is wrong (a sparse tensor's indices).
     """
 
     names: list[str]
@@ -45,6 +46,7 @@ class Entry:
     unread: str = ""
     place: Place | None = None
     build: Callable[[], Tensor] | None = None
+    check: Callable[[], None] | None = None
 
     @property
     def scanned(self) -> bool:

@@ -144,6 +144,8 @@ def _scan(contents: Contents, result: FileScan, progress: Progress) -> None:
         if not entry.scanned:
             result.skipped += 1
             continue
+        if entry.check is not None:
+            entry.check()
         tally = _Tally(entry)
         for block, values in pieces.of(entry):
             tally.add(block, values)

@@ -40,7 +40,29 @@ def sparse_entry(layout: str, indices: Sequence[Entry], values: Entry, shape: tu
             return (*indices[0].tensor()[:, at[0]].tolist(), *at[1:])
         return _compressed_place(layout, [part.tensor().numpy() for part in indices], values.shape, at, shape)
 
-    return Entry([], shape, values.element, values.source, values.view, values.unread, place, build)
+    def check() -> None:
+        parts = [part.tensor().numpy() for part in indices]
+        _check_indices(layout, parts, values.shape, shape)
+
+    return Entry([], shape, values.element, values.source, values.view, values.unread, place, build, check)
+
+
+def _check_indices(layout: str, indices: list[Any], values: tuple[int, ...], shape: tuple[int, ...]) -> None:
+    """Raise if an index lies outside of the shape."""
+    if layout == "sparse_coo":
+        limits, fits = shape[: len(indices[0])], indices[0].shape[-1:] == values[:1]
+        fits = fits and all(_within(row, limit) for row, limit in zip(indices[0], limits, strict=True))
+    else:
+        batch = indices[0].ndim - 1
+        rows, columns = shape[batch : batch + 2]
+        ends, plain, count = *indices, values[batch] if len(values) > batch else -1
+        fits = plain.shape[-1:] == (count,) and _within(ends, count + 1) and _within(plain, max(rows, columns))
+    if not fits:
+        raise CorruptCheckpoint(f"a sparse tensor's indices do not fit its shape {list(shape)}")
+
+
+def _within(numbers: Any, limit: int) -> bool:
+    return numbers.size == 0 or (int(numbers.min()) >= 0 and int(numbers.max()) < limit)
 
 
 def _build(layout: str, indices: list[Tensor], values: Tensor, shape: tuple[int, ...]) -> Tensor:
