@@ -56,12 +56,12 @@ def test_help_fits_a_screen_and_names_every_verb(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
-    for name in ("demo", "env", "bench"):
+    for name in ("demo", "env", "scan", "bench"):
         assert any(line.strip().startswith(name + " ") for line in lines), name
     assert "Exit code: 0 clean, 1 something found, 2 misuse" in "\n".join(lines)
 
 
-@pytest.mark.parametrize("name", ["demo", "env", "bench"])
+@pytest.mark.parametrize("name", ["demo", "env", "scan", "bench"])
 def test_each_verb_has_help_json_and_debug(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out

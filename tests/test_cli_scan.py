@@ -179,8 +179,9 @@ def test_what_is_no_index_is_damaged(tmp_path: Path, text: str, capsys: Capture)
     assert "it is no index of shards" in capsys.readouterr().out
 
 
-def test_a_changed_file_of_nanscan_save_is_damaged_and_names_the_tensor(tmp_path: Path, capsys: Capture) -> None:
-    path = nanscan_save({"w": torch.full((1000,), 1.5)}, tmp_path / "last.pt")
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".h5"])
+def test_a_changed_file_of_nanscan_save_is_damaged(tmp_path: Path, capsys: Capture, suffix: str) -> None:
+    path = nanscan_save({"w": torch.full((1000,), 1.5)}, tmp_path / f"last{suffix}")
     assert scan(path) == 0
     raw = bytearray(path.read_bytes())
     raw[raw.find(np.full(4, 1.5, np.float32).tobytes()) + 20] ^= 1
@@ -188,13 +189,22 @@ def test_a_changed_file_of_nanscan_save_is_damaged_and_names_the_tensor(tmp_path
     capsys.readouterr()
     assert scan(path) == 1
     out = capsys.readouterr().out
-    assert "damaged" in out and "w" in out.split("damaged", 1)[1]
+    assert "damaged: " in out and ("tensor" in out or "digest" in out)
 
 
-def nanscan_save(value: Any, path: Path) -> Path:
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".h5"])
+def test_what_nanscan_save_writes_is_scanned_in_its_own_dtypes(tmp_path: Path, capsys: Capture, suffix: str) -> None:
+    weight = torch.tensor([1.0, NAN], dtype=torch.bfloat16)
+    path = nanscan_save({"emb": weight, "head": weight}, tmp_path / f"last{suffix}", check_finite=False)
+    (row,) = document(capsys, path)["files"][0]["bad"]
+    assert (row["dtype"], row["first_bad"], row["nan_count"]) == ("bfloat16", [1], 1)
+    assert suffix == ".h5" or row["name"] == "emb (= head)"
+
+
+def nanscan_save(value: Any, path: Path, **options: Any) -> Path:
     from nanscan.checkpoint.save import save
 
-    return Path(save(value, path))
+    return Path(save(value, path, **options))
 
 
 def test_names_in_a_file_cannot_steer_the_terminal(tmp_path: Path, capsys: Capture) -> None:

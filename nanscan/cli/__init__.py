@@ -1,4 +1,4 @@
-"""The command line: `nanscan demo`, `nanscan env`, `nanscan bench`."""
+"""The command line: `nanscan demo`, `nanscan env`, `nanscan scan`, `nanscan bench`."""
 
 from nanscan.cli.app import main
 

@@ -47,10 +47,22 @@ def read_safetensors(source: Source) -> Contents:
         raise CorruptCheckpoint(f"its header claims {size} bytes of a file of {source.size}: it is cut off or damaged")
     header = _parsed(bytes(read_bytes(source, 8, size)))
     data = Part(source, 8 + size, source.size - 8 - size)
-    header.pop("__metadata__", None)
+    tied = _tied(header.pop("__metadata__", None))
     placed = sorted((_place(name, item), name) for name, item in header.items())
     _check_tiling(placed, data.size)
-    return Contents("safetensors", [_entry(name, header[name], data) for _, name in placed], held=data.size)
+    entries = [_entry(name, header[name], data) for _, name in placed]
+    for entry in entries:
+        entry.names += [name for name, first in tied.items() if first == entry.names[0]]
+    return Contents("safetensors", entries, held=data.size)
+
+
+def _tied(notes: Any) -> dict[str, str]:
+    """Other names of tensors that nanscan.save found tied -> the name under which they are stored."""
+    try:
+        tied = json.loads(notes["nanscan.tied"])
+        return {name[:1000]: first for name, first in list(tied.items())[:1000] if isinstance(first, str)}
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+        return {}
 
 
 def _parsed(text: bytes) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from nanscan.checkpoint.load import verify_file
 from nanscan.errors import CheckpointError, CorruptCheckpoint
 from nanscan.files.entry import Contents, Entry, Pieces
 from nanscan.files.formats import open_file
+from nanscan.files.hdf5 import hdf5_damage
 from nanscan.files.layout import Block
 from nanscan.report import joined
 
@@ -122,6 +123,8 @@ def scan_file(path: Path, progress: Progress | None = None) -> FileScan:
 
 def _damage(path: Path, form: str) -> str | None:
     """What the file's own check sums say against it: nanscan's digests, or the CRC-32 of a zip."""
+    if form == "hdf5":
+        return hdf5_damage(path)
     suffix = path.suffix.lower()
     if not (form == "safetensors" and suffix == ".safetensors") and not (
         form == "torch zip" and suffix not in (".safetensors", ".h5", ".hdf5")
