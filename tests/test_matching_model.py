@@ -355,3 +355,11 @@ def test_renamed_layers_of_a_large_model_are_suggested_in_time() -> None:
     state = {name.replace("layers", "blocks"): torch.zeros(1) for name in names}
     with pytest.raises(CheckpointError, match="'encoder.layers.0.mlp.fc1.weight' may be .* 'encoder.blocks.0"):
         load_model_state(target, {**state, names[0] + "x": torch.zeros(1)})
+
+
+def test_of_two_names_that_read_alike_neither_is_guessed() -> None:
+    zeros, ones = torch.zeros(1, 1), torch.ones(1, 1)
+    state = {"module.weight": zeros, "_orig_mod.weight": ones, "module.bias": torch.zeros(1)}
+    with pytest.raises(CheckpointError, match=r"missing in the checkpoint \(1\): 'weight'") as caught:
+        load_model_state(nn.Linear(1, 1), state)
+    assert "not in the model (2): 'module.weight', '_orig_mod.weight'" in str(caught.value)
