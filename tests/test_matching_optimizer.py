@@ -179,6 +179,15 @@ def test_a_model_without_the_optimizers_parameters_is_refused() -> None:
         load_optimizer_state(optimizer, optimizer.state_dict(), model=Holder("ab"), names=[["a", "b"]])
 
 
+def test_master_weights_that_no_model_has_are_matched_by_position() -> None:
+    model, optimizer = trained("ab")
+    masters = [nn.Parameter(p.detach().double()) for p in model.parameters()]
+    new = torch.optim.AdamW(masters, lr=0.5)
+    assert optimizer_names(new, model) == [["group0.param0", "group0.param1"]]
+    load_optimizer_state(new, optimizer.state_dict(), model=model, names=optimizer_names(new, model))
+    assert torch.equal(new.state[masters[1]]["exp_avg"], optimizer.state[model.b]["exp_avg"])
+
+
 def test_names_that_do_not_fit_the_state_are_refused() -> None:
     model, optimizer = trained("ab")
     with pytest.raises(CheckpointError, match=r"names for groups of \[1\] parameters, the state has groups of \[2\]"):

@@ -81,12 +81,7 @@ def load_optimizer_state(
     """
     saved = checked_optimizer_state(state)
     own = OwnNames(optimizer, model)
-    if model is not None and own.params and are_positions(own.flat):
-        raise CheckpointError(
-            f"the {type(model).__name__} given as model= has none of the optimizer's parameters: give the model that "
-            "the optimizer was made of; nothing was loaded"
-        )
-    found = _matched(own, saved, names)
+    found = _matched(own, saved, names, model)
     report = _report(own, saved, found)
     bad = {item.name for item in report.mismatched}
     pairs = {place: key for place, key in found.pairs.items() if own.flat[place] not in bad}
@@ -105,10 +100,17 @@ class _Match:
     names: dict[Any, str]
 
 
-def _matched(own: OwnNames, saved: Mapping[str, Any], given: Sequence[Sequence[str]] | None) -> _Match:
+def _matched(
+    own: OwnNames, saved: Mapping[str, Any], given: Sequence[Sequence[str]] | None, model: nn.Module | None
+) -> _Match:
     ids = [key for group in saved["param_groups"] for key in group["params"]]
     names = saved_names(saved["param_groups"], given)
     if names is None or are_positions(names) or are_positions(own.flat):
+        if model is not None and names is not None and not are_positions(names):  # the order is known to mean nothing
+            raise CheckpointError(
+                f"the {type(model).__name__} given as model= has none of the optimizer's parameters: give the model "
+                "that the optimizer was made of; nothing was loaded"
+            )
         return _by_position(own, saved["param_groups"], names or own.flat)
     pairs = pair(names, [name for several in own.all for name in several])
     place_of = {name: place for place, several in enumerate(own.all) for name in several}
