@@ -73,7 +73,7 @@ class Hdf5Format:
 
 def _problems(obj: Any) -> list[Any]:
     if not isinstance(obj, dict):
-        return [plain.refusal((), obj, "an HDF5 file holds a dict", "save a dict, or as .pt")]
+        return [plain.refusal((), obj, "an HDF5 file holds a dict", "save its state_dict() or another dict, or as .pt")]
     judged = ((keys, value, _reason(keys, value)) for keys, value in plain.leaves(obj))
     return [plain.refusal(keys, value, *reason) for keys, value, reason in judged if reason]
 

@@ -74,7 +74,14 @@ class SafetensorsFormat:
 
 def _problems(obj: Any) -> list[Any]:
     if not isinstance(obj, dict):
-        return [plain.refusal((), obj, "a safetensors file holds a dict of tensors", "save a dict, or as .pt")]
+        return [
+            plain.refusal(
+                (),
+                obj,
+                "a safetensors file holds a dict of tensors",
+                "save its state_dict() or another dict, or as .pt",
+            )
+        ]
     found, seen = [], set()
     for keys, value in plain.leaves(obj):
         reason = _reason(keys, value)

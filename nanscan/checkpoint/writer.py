@@ -33,7 +33,8 @@ class DigestingWriter:
         self.failure: BaseException | None = None
         self._fd = fd
         self._before = before
-        self._pieces: dict[int, tuple[int, bytes]] = {}  # offset -> length and digest, or the bytes if tiny
+        self._digests: dict[int, tuple[int, bytes]] = {}  # offset -> length and digest of a piece
+        self._tiny: dict[int, bytes] = {}  # offset -> a piece too small for that
         self._gathered = bytearray()
         self._hashing: ThreadPoolExecutor | None = None
 
@@ -60,10 +61,10 @@ class DigestingWriter:
 
     def digest(self, start: int, size: int) -> bytes | None:
         """The digest of the bytes that were written there in one piece or part; None if it was otherwise."""
-        length, value = self._pieces.get(start, (0, b""))
-        if length != size:
-            return None
-        return xxhash.xxh3_128_digest(value) if length < _TINY else value
+        if len(self._tiny.get(start, b"")) == size > 0:
+            return xxhash.xxh3_128_digest(self._tiny[start])
+        length, digest = self._digests.get(start, (0, b""))
+        return digest if length == size > 0 else None
 
     def _take(self, data: memoryview) -> int:
         if self.failure is not None:
@@ -73,7 +74,7 @@ class DigestingWriter:
             before()
         length = len(data)
         if length < _SMALL:
-            self._pieces[self.size] = (length, self._gather(bytes(data)))
+            self._gather(bytes(data))
         else:
             self._write_large(data)
         self.size += length
@@ -83,11 +84,14 @@ class DigestingWriter:
         gathered, self._gathered = self._gathered, bytearray()
         _write_all(self._fd, memoryview(gathered))
 
-    def _gather(self, data: bytes) -> bytes:
+    def _gather(self, data: bytes) -> None:
         self._gathered += data
         if len(self._gathered) >= _CHUNK:
             self._flush()
-        return data if len(data) < _TINY else xxhash.xxh3_128_digest(data)
+        if len(data) < _TINY:
+            self._tiny[self.size] = data
+        else:
+            self._digests[self.size] = (len(data), xxhash.xxh3_128_digest(data))
 
     def _write_large(self, data: memoryview) -> None:
         self._flush()
@@ -95,7 +99,7 @@ class DigestingWriter:
         chunks = memoryview(bytearray(_CHUNK)), memoryview(bytearray(_CHUNK))
         for start in range(0, len(data), PART):
             part = data[start : start + PART]
-            self._pieces[self.size + start] = (len(part), self._write_part(part, chunks, self._hashing))
+            self._digests[self.size + start] = (len(part), self._write_part(part, chunks, self._hashing))
 
     def _write_part(
         self, part: memoryview, chunks: tuple[memoryview, memoryview], hashing: ThreadPoolExecutor
