@@ -269,7 +269,8 @@ def wrap(
         log: a path, to which one line of JSON is appended for each step, or a function that gets each `StepReport`.
         process_group: a `torch.distributed.ProcessGroup`, or True (or "default") for the default group: its ranks share
             what they found before any of them acts, so that all skip, raise or step together and clip by the same
-            factor. For gradients that are the same on every rank (DDP). None: each process decides for itself.
+            factor. For gradients that are the same on every rank (DDP). None: each process decides for itself (in a
+            second `wrap` False does that: None changes nothing).
 
     Returns:
         The guarded optimizer. `step_was_skipped`, `last_report`, `history`, `skipped_steps`, `consecutive_skips` and
