@@ -319,13 +319,13 @@ def test_handlers_of_the_program_do_not_run_in_its_copy(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("start", [FreshProcess, ForkedProcess])
 def test_a_process_answers_and_ends(start: type[FreshProcess] | type[ForkedProcess]) -> None:
-    process = start()
+    process = start(60.0)
     assert proof._asked(process, pickle.dumps([1]), 60.0) == {}
     assert process.end() == -signal.SIGKILL
 
 
 def test_names_of_the_own_program_cannot_be_reached_by_the_pickle() -> None:
-    process = FreshProcess()
+    process = FreshProcess(60.0)
     try:
         assert proof._asked(process, b"c__main__\nserve\n.", 60.0)["missing"][0]["name"] == "serve"
     finally:

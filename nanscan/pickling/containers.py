@@ -57,6 +57,8 @@ def kind_of(stream: IO[bytes]) -> str:
             raise NotAPickle(f"it is {what}")
     if head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 40:
         raise NotAPickle("it is a safetensors file, which holds no pickle")
+    if not any(head):
+        return "pickle"  # it is none either; an archive that begins with its end mark would pass as a tar file
     try:
         tarfile.open(fileobj=stream, mode="r:").close()
         return "torch tar file"

@@ -45,6 +45,7 @@ class Trace:
         imports: every import, in order.
         persistent: the ids of what is stored outside, in order: tuples, texts, or None where they are computed.
         rebuilt: the calls of imported functions: (function, arguments or None).
+        handed_on: the globals that are used otherwise than by being called at once.
         byte_strings: those that are long enough to hold a pickle.
         opcodes: the names of all opcodes that occur.
         value: the result, where it is a text, a number or a tuple of such; else None.
@@ -56,6 +57,7 @@ class Trace:
     imports: list[Import] = field(default_factory=list)
     persistent: list[Any] = field(default_factory=list)
     rebuilt: list[tuple[Global, Any]] = field(default_factory=list)
+    handed_on: set[Global] = field(default_factory=set)
     byte_strings: list[bytes] = field(default_factory=list)
     opcodes: set[str] = field(default_factory=set)
     value: Any = None
@@ -145,7 +147,12 @@ class _Machine:
     def _pop(self, keep_mark: bool = True) -> Any:
         if not self._stack or (keep_mark and self._stack[-1] is _MARK):
             return _UNKNOWN
-        return self._stack.pop()
+        return self._handed_on(self._stack.pop())
+
+    def _handed_on(self, item: Any) -> Any:
+        if isinstance(item, Global):
+            self.trace.handed_on.add(item)
+        return item
 
     def _pop_to_mark(self) -> list[Any]:
         items: list[Any] = []
@@ -153,7 +160,7 @@ class _Machine:
             item = self._stack.pop()
             if item is _MARK:
                 break
-            items.append(item)
+            items.append(self._handed_on(item))
         return items[::-1]
 
     def _bytes(self, data: bytes) -> None:
@@ -180,7 +187,8 @@ class _Machine:
         self._import(Global(*known) if known else Global("copyreg", f"extension {code} {COMPUTED}"))
 
     def _reduce(self, _: object) -> None:
-        arguments, function = self._pop(), self._pop()
+        arguments = self._pop()
+        function = self._stack.pop() if self._stack and self._stack[-1] is not _MARK else _UNKNOWN
         self._stack.append(_UNKNOWN)
         if not isinstance(function, Global):
             return

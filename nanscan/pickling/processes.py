@@ -34,10 +34,10 @@ class Process(Protocol):
 class FreshProcess:
     """A new interpreter. The program comes with the command line, so that its `__main__` stays empty."""
 
-    def __init__(self) -> None:
+    def __init__(self, time_limit: float) -> None:
         path = [entry for entry in sys.path if isinstance(entry, str)]
         source = inspect.getsource(trial)
-        run = f"{source}\nserve(*silence())"
+        run = f"{source}\nserve(*silence(), {time_limit!r})"
         program = (
             f"import sys; sys.path[:] = {path!r}; exec(compile({run!r}, '<nanscan>', 'exec'), {{'__name__': 'trial'}})"
         )
@@ -66,14 +66,14 @@ class FreshProcess:
 class ForkedProcess:
     """A copy of this process, for the classes that only this one knows. It touches no device and runs no thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, time_limit: float) -> None:
         theirs, ours = os.pipe(), os.pipe()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about threads: one that holds a lock forever costs the time limit
             self._pid = os.fork()
         if self._pid == 0:
             os.setsid()
-            _serve_forked(theirs[0], ours[1], (theirs[1], ours[0]))
+            _serve_forked(theirs[0], ours[1], (theirs[1], ours[0]), time_limit)
         os.close(theirs[0])
         os.close(ours[1])
         self.requests: IO[bytes] = os.fdopen(theirs[1], "wb")
@@ -90,7 +90,7 @@ class ForkedProcess:
         return os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
 
 
-def _serve_forked(source: int, target: int, others: tuple[int, int]) -> None:
+def _serve_forked(source: int, target: int, others: tuple[int, int], time_limit: float) -> None:
     """Never returns: no `finally`, no exit handler and no buffer of the caller's runs a second time."""
     try:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -100,7 +100,7 @@ def _serve_forked(source: int, target: int, others: tuple[int, int]) -> None:
         trial.discard_streams()
         sys.modules[TRIAL] = trial
         torch.set_num_threads(1)  # OpenMP's threads did not come along
-        trial.serve(source, target)
+        trial.serve(source, target, time_limit)
     finally:
         os._exit(0)
 

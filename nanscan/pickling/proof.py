@@ -106,13 +106,13 @@ def _pickled(value: Any, for_process: bool) -> bytes:
 
 
 def _tried(
-    start: Callable[[], Process], pickles: Mapping[str, bytes], time_limit: float
+    start: Callable[[float], Process], pickles: Mapping[str, bytes], time_limit: float
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Send one after the other; a process that died or hung is replaced for what remains."""
     process: Process | None = None
     try:
         for path, data in pickles.items():
-            process = process or start()
+            process = process or start(time_limit)
             result = _asked(process, data, time_limit)
             if "died" in result:
                 result["exit_code"] = process.end()

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from nanscan.pickling.containers import NotAPickle, Part, item_size, kind_of, parts_of
-from nanscan.pickling.opcodes import COMPUTED, Import, Trace, follow
+from nanscan.pickling.opcodes import COMPUTED, Global, Import, Trace, follow
 from nanscan.pickling.safe_globals import allowed, pickle3_name, python3_name, runs_code
 from nanscan.pickling.weights_only import unknown_opcodes
 
 __all__ = ["GlobalUse", "NotAPickle", "PickleContents", "inspect_pickle"]
 
 _NESTING = 4  # pickles in byte strings of pickles …
+_LOADER = Global("torch.storage", "_load_from_bytes")
 _REBUILDS = (
     "_rebuild_tensor",
     "_rebuild_sparse",
@@ -147,6 +148,13 @@ def _refuse_garbage(trace: Trace) -> None:
         raise NotAPickle(f"it is no pickle: {trace.error}")
 
 
+def _loads_literal_bytes_only(trace: Trace) -> bool:
+    """Whether torch's loader of nested files, which a pickled tensor calls, gets no bytes but those looked into here."""
+    calls = [arguments for function, arguments in trace.rebuilt if function == _LOADER]
+    literal = all(call is not None and len(call) == 1 and isinstance(call[0], bytes) for call in calls)
+    return literal and bool(calls) and _LOADER not in trace.handed_on
+
+
 def _storage_size(key: Any) -> int | None:
     """Bytes of the storage that a persistent id of torch names; None for any other id."""
     if not isinstance(key, tuple) or len(key) < 5 or key[0] != "storage":
@@ -179,30 +187,31 @@ class _Collector:
         contents.opcodes = sorted({*contents.opcodes, *unknown_opcodes(trace.opcodes)})
         self._tensors(trace)
         for where, part in self._with_nested(place, trace, 0):
+            looked_into = _loads_literal_bytes_only(part)
             for one in part.imports:
-                self._use(one, where)
+                self._use(one, where, harmless=looked_into and one.what == _LOADER)
 
     def _with_nested(self, place: str, trace: Trace, depth: int) -> Iterator[Part]:
         yield place, trace
         for data in trace.byte_strings if depth < _NESTING else ():
-            stream, count = io.BytesIO(data), 0
+            stream = io.BytesIO(data)
             while stream.tell() < len(data):
                 inner = follow(stream)
-                if not inner.imports or (inner.error and "PROTO" not in inner.opcodes):
+                if inner.error and ("PROTO" not in inner.opcodes or not inner.imports):
                     break
-                self.contents.nested += 1
-                yield from self._with_nested(f"a byte string in {place}", inner, depth + 1)
-                count += 1
+                if inner.imports or inner.byte_strings:
+                    self.contents.nested += 1
+                    yield from self._with_nested(f"a byte string in {place}", inner, depth + 1)
                 if inner.error:
                     break
 
-    def _use(self, one: Import, place: str) -> None:
+    def _use(self, one: Import, place: str, harmless: bool) -> None:
         module, name = pickle3_name(*one.what) if one.protocol <= 2 else one.what
         use = self._uses.get((module, name))
-        if use is not None:
+        if use is not None and (use.danger or harmless or one.what != _LOADER):
             use.count += 1
             return
-        danger = runs_code(module, name) or runs_code(*pickle3_name(module, name))
+        danger = None if harmless else runs_code(module, name) or runs_code(*pickle3_name(module, name))
         if COMPUTED in module + name:
             danger = "its name is computed while loading: nobody can tell what it is"
         passes = allowed(".".join(python3_name(*one.what)))

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import pickle
+import signal
 import struct
 import sys
 import types
@@ -100,17 +101,27 @@ def _text(error: BaseException) -> str:
         return "(its message can't be shown)"
 
 
-def serve(source: int, target: int) -> None:
+def serve(source: int, target: int, time_limit: float) -> None:
     """Answer every pickle that comes in (8 bytes of length, then the bytes) with one line of JSON; end at the end.
 
     Args:
         source, target: file descriptors of our own, which no `print` and no `input` of the user's code reaches.
+        time_limit: seconds for one; the asking process gives up by itself, unless it was killed meanwhile.
     """
     with os.fdopen(source, "rb") as requests, os.fdopen(target, "wb", buffering=0) as answers:
         while len(header := requests.read(8)) == 8:
             data = requests.read(struct.unpack("<Q", header)[0])
+            _end_after(int(time_limit) + 10)
             answers.write(json.dumps(attempt(data)).encode() + b"\n")
+            _end_after(0)
             _flush()
+
+
+def _end_after(seconds: int) -> None:
+    """Let the system end this process then, whatever it is doing; 0: not any more."""
+    if hasattr(signal, "alarm"):
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(seconds)
 
 
 def _flush() -> None:

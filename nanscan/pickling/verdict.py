@@ -46,11 +46,8 @@ def judge(
 
 def _died(result: dict[str, Any], time_limit: float) -> Verdict:
     if result["died"] == "late":
-        return (
-            f"loading it is not over after {time_limit:g} s",
-            f"look at its __setstate__, and at what importing its module does; or {_PLAIN_STATE}",
-            "error",
-        )
+        fix = f"look at its __setstate__, and at what importing its module does; or {_PLAIN_STATE}"
+        return f"loading it is not over after {time_limit:g} s", fix, "error"
     code = result.get("exit_code", 0)
     how = f"with exit code {code}"
     if code < 0:
