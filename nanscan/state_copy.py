@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +47,6 @@ def copy_state(value: Any, into: Any = None, device: str | torch.device | None =
     return work.result
 
 
-class Overlap(NamedTuple):
-    """A storage on which tensors of the state overlap: the whole of it is copied, so that they still do."""
-
-    source: Tensor
-    target: Tensor
-
-
 class StateCopy:
     """One copy in two moves: lay out `result` (its memory is not filled yet), then fill it by `run`.
 
@@ -71,12 +64,13 @@ class StateCopy:
         self._place: Place = device if callable(device) else lambda t: t.device if device is None else device
         self._copies: dict[int, Any] = {}  # id of a source -> its copy
         self._same_memory: dict[tuple[Any, ...], Tensor] = {}
-        self._overlaps: dict[int, Overlap] = {}
+        self._overlaps: dict[int, Tensor] = {}  # memory on which tensors overlap -> the copy of the whole of it
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.apart: list[Tensor] = []
-        sources = list(_tensors(value, set()))
-        self._taken = {memory_id(t) for t in sources if t.layout is torch.strided}  # no target may lie in these
-        self._shared = _overlapping(sources)
+        sources = [t for t in _tensors(value, set()) if _has_plain_memory(t)]
+        self._memory = {id(t): memory_id(t) for t in sources}  # that of each source
+        self._taken = set(self._memory.values())  # no target may lie in these
+        self._several, self._shared = _shared_memory(sources, self._memory)
         self.result = self._copy(value, into)
 
     @torch.no_grad()
@@ -144,18 +138,20 @@ class StateCopy:
     # ---- tensors -----------------------------------------------------------------------------------------------------
 
     def _tensor(self, source: Tensor, into: Tensor | None) -> Tensor:
-        source = source.detach()
-        if source.layout is not torch.strided or source.is_quantized or source.is_meta or _is_subclass(source):
+        memory = self._memory.get(id(source))
+        source = source.detach() if source.requires_grad else source
+        if memory is None:
             self.apart.append(source)
             new = source.clone()
             wanted = self._place(source)
             return new if new.device == wanted else new.to(wanted)
-        memory = memory_id(source)
+        if memory not in self._several:
+            return self._own(source, into)
         place = (memory, source.storage_offset(), source.shape, source.stride())
         key = (*place, source.dtype, source.is_conj(), source.is_neg())
         known = self._same_memory.get(key)
         if known is None:
-            known = self._view(source, into) if memory in self._shared else self._own(source, into)
+            known = self._view(source, memory, into) if memory in self._shared else self._own(source, into)
             self._same_memory[key] = known
         return known
 
@@ -168,32 +164,33 @@ class StateCopy:
         self.pairs.append((source, target))
         return target
 
-    def _view(self, source: Tensor, into: Tensor | None) -> Tensor:
+    def _view(self, source: Tensor, storage: int, into: Tensor | None) -> Tensor:
         """A tensor that overlaps with others: the same view of one copy of their whole storage."""
         self.apart.append(source)
-        storage = memory_id(source)
         if storage not in self._overlaps:
             whole = _bytes_of(source)
-            former = None if into is None or into.layout is not torch.strided else _bytes_of(into)
+            former = _bytes_of(into) if into is not None and _has_plain_memory(into) else None
             target = self._usable(former, whole)
             if target is None:
                 target = _like(whole, self._place(source))
                 self._taken.add(memory_id(target))
-            self._overlaps[storage] = Overlap(whole, target)
+            self._overlaps[storage] = target
             self.pairs.append((whole, target))
-        memory = self._overlaps[storage].target.untyped_storage()
+        memory = self._overlaps[storage].untyped_storage()
         new = torch.empty(0, dtype=source.dtype, device=memory.device)
         new.set_(memory, source.storage_offset(), source.shape, source.stride())
         new = new.conj() if source.is_conj() else new
         return torch._neg_view(new) if source.is_neg() else new
 
     def _usable(self, into: Tensor | None, source: Tensor) -> Tensor | None:
-        if into is None or into.layout is not torch.strided or _is_subclass(into) or into.is_conj() or into.is_neg():
+        if into is None or into.shape != source.shape or into.dtype != source.dtype:
             return None
-        same = into.shape == source.shape and into.dtype == source.dtype and into.device == self._place(source)
-        if not same or memory_id(into) in self._taken or 0 in into.stride():
+        if not _has_plain_memory(into) or into.is_conj() or into.is_neg() or 0 in into.stride():
             return None
-        self._taken.add(memory_id(into))
+        memory = memory_id(into)
+        if memory in self._taken or into.device != self._place(source):
+            return None
+        self._taken.add(memory)
         return into.detach() if into.requires_grad else into
 
 
@@ -203,7 +200,7 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
         return
     seen.add(id(value))
     if isinstance(value, Tensor):
-        yield value.detach() if value.requires_grad else value
+        yield value
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item, seen)
@@ -215,21 +212,24 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
             yield from _tensors(item, seen)
 
 
-def _overlapping(tensors: list[Tensor]) -> set[int]:
-    """The storages in which two of the tensors, not the same view, have memory in common."""
-    extents: dict[int, set[tuple[int, int, Any]]] = {}
+def _shared_memory(tensors: list[Tensor], memory: dict[int, int]) -> tuple[set[int], set[int]]:
+    """The storages in which several of the tensors lie; and those in which two, not the same view, overlap."""
+    by_storage: dict[int, list[Tensor]] = {}
     for t in tensors:
-        if t.layout is torch.strided and not t.is_meta and not t.is_quantized and not _is_subclass(t) and t.numel():
+        by_storage.setdefault(memory[id(t)], []).append(t)
+    several = {storage: views for storage, views in by_storage.items() if len(views) > 1}
+    return set(several), {storage for storage, views in several.items() if _overlap(views)}
+
+
+def _overlap(views: list[Tensor]) -> bool:
+    extents = set()
+    for t in views:
+        if t.numel():
             start = int(t.storage_offset()) * t.element_size()
             last = sum(int((size - 1) * stride) for size, stride in zip(t.shape, t.stride(), strict=True))
-            end = start + (last + 1) * t.element_size()
-            extents.setdefault(memory_id(t), set()).add((start, end, (t.dtype, t.shape, t.stride())))
-    found = set()
-    for storage, several in extents.items():
-        ordered = sorted(several, key=lambda extent: extent[:2])
-        if any(one[1] > other[0] for one, other in zip(ordered, ordered[1:], strict=False)):
-            found.add(storage)
-    return found
+            extents.add((start, start + (last + 1) * t.element_size(), t.dtype, t.shape, t.stride()))
+    ordered = sorted(extents, key=lambda extent: extent[:2])
+    return any(one[1] > other[0] for one, other in zip(ordered, ordered[1:], strict=False))
 
 
 def _like(source: Tensor, device: torch.device) -> Tensor:
@@ -250,12 +250,14 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def memory_id(tensor: Tensor) -> int:
     """The same number for tensors in the same storage, as long as that lives."""
-    return int(tensor.untyped_storage()._cdata) if not _is_subclass(tensor) else id(tensor)
+    return int(tensor.untyped_storage()._cdata)
 
 
-def _is_subclass(tensor: Tensor) -> bool:
-    """True for tensors that have no memory of their own, such as a DTensor."""
-    return type(tensor) not in (Tensor, nn.Parameter, nn.Buffer)
+def _has_plain_memory(tensor: Tensor) -> bool:
+    """False for tensors without memory of their own that could be read as their elements: sparse, DTensor, meta."""
+    if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
+        return False
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta
 
 
 def _is_plain_object(value: Any) -> bool:

@@ -554,7 +554,7 @@ def test_failure_in_the_middle_of_a_snapshot_leaves_the_one_before(monkeypatch: 
         raise KeyboardInterrupt
 
     spare = recovery._memory.older.floats
-    monkeypatch.setattr("nanscan.recovery.memory._parts", interrupted)
+    monkeypatch.setattr("nanscan.recovery.memory._pieces", interrupted)
     with pytest.raises(KeyboardInterrupt):
         recovery.step()
     monkeypatch.undo()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +17,8 @@ from nanscan.state_copy import StateCopy, memory_id
 
 __all__ = ["Memory", "Moment", "Saved"]
 
-_CHUNK_BYTES = 1 << 20  # is looked at and then copied while it is in the processor's cache
+_PIECE_BYTES = 1 << 20  # is copied, and then scanned while it is still in the processor's cache
 _GROWN = 2.0  # a newer copy with weights so many times as large may have been taken on the way to the divergence
-
-Pair = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,6 @@ class Saved:
     Attributes:
         content: what `TrainingState.restore` takes.
         moment: when it was taken.
-        norm: 2-norm of all weights.
         devices: as for `TrainingState.restore`.
         floats: the tensors in it that can hold a NaN.
         nonfinite: how many NaN, and how many Inf, they hold (in buffers that may).
@@ -49,7 +45,6 @@ class Saved:
 
     content: dict[str, Any]
     moment: Moment
-    norm: float = 0.0
     devices: dict[int, torch.device] = field(default_factory=dict)
     floats: list[Tensor] = field(default_factory=list)
     nonfinite: tuple[int, int] = (0, 0)
@@ -59,6 +54,11 @@ class Saved:
         """False if somebody has written a NaN or Inf into the copy."""
         scan = engine.scan(self.floats)
         return (scan.nan_count, scan.inf_count) == self.nonfinite
+
+    def norm(self) -> float:
+        """The 2-norm of all weights."""
+        values = self.content["params"].values()
+        return engine.scan([value for value in values if _can_hold_nan(value)]).finite_norm
 
 
 class Memory:
@@ -79,7 +79,7 @@ class Memory:
     def take(self, moment: Moment) -> tuple[TensorReport, ...]:
         """Copy the present state if it is finite; returns what is bad, () if it was taken.
 
-        Everything is read once: a piece is scanned, then copied while it is still in the cache. Whatever happens in
+        Everything is read once: a piece is copied, then scanned while it is still in the cache. Whatever happens in
         the middle, the newest copy before this call stays whole.
         """
         spare = self._spare or self.older
@@ -99,7 +99,7 @@ class Memory:
         it was probably taken when the divergence had begun, and is given up for the older one.
         """
         newest, older = self.newest, self.older
-        if newest is not None and older is not None and newest.failures and newest.norm > _GROWN * older.norm:
+        if newest is not None and older is not None and newest.failures and newest.norm() > _GROWN * older.norm():
             self._drop_newest()
         while self.newest is not None and not self.newest.intact():
             self._drop_newest()
@@ -115,55 +115,52 @@ class Memory:
 
     @torch.no_grad()
     def _fill(self, work: StateCopy, saved: Saved) -> tuple[TensorReport, ...]:
-        """Scan and copy, piece by piece; stops where something bad is found."""
-        weights = {memory_id(value) for value in saved.content["params"].values()}
+        """Copy and scan, piece by piece; stops where something bad is found."""
         looked = self.newest is None  # has the whole state been looked at by name?
         if looked and (bad := self._check.bad()):
             return bad
-        squares, nan, inf = 0.0, 0, 0
-        for pairs, sources in _pieces(work):
-            scan = engine.scan(sources)
+        nan, inf = 0, 0
+        for sources, targets in _pieces(work):
+            if targets:
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+            scan = engine.scan([source for source in sources if _can_hold_nan(source)])
             if not scan.finite and not looked:
                 looked = True
                 if bad := self._check.bad():
                     return bad
             nan, inf = nan + scan.nan_count, inf + scan.inf_count
-            for source, target in pairs:
-                target.copy_(source, non_blocking=True)
-            if pairs and memory_id(pairs[0][1]) in weights:
-                squares += scan.finite_norm**2
-        crossed = {memory_id(t): s.device for s, t in work.pairs if s.device != t.device}
-        if crossed:
+        saved.devices = {memory_id(t): s.device for s, t in work.pairs if s.device != t.device}
+        if saved.devices:
             torch.cuda.synchronize()
-        saved.norm, saved.nonfinite, saved.devices = math.sqrt(squares), (nan, inf), crossed
+        saved.nonfinite = nan, inf
         saved.floats = [target for _, target in work.pairs if _can_hold_nan(target)]
         return ()
 
 
-def _pieces(work: StateCopy) -> Iterator[tuple[list[Pair], list[Tensor]]]:
-    """Pairs of tensors (or of parts of large ones) to be copied together, and the tensors to be scanned before."""
-    yield [], [source for source in work.apart if _can_hold_nan(source)]
-    piece: list[Pair] = []
-    room = _CHUNK_BYTES
-    for pair in _parts(work.pairs):
-        size = pair[0].numel() * pair[0].element_size()
-        if piece and size > room:
-            yield piece, [source for source, _ in piece if _can_hold_nan(source)]
-            piece, room = [], _CHUNK_BYTES
-        piece.append(pair)
+def _pieces(work: StateCopy) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Tensors, or parts of large ones, to be copied together, and where to; first those that are only to be scanned."""
+    yield work.apart, []
+    sources: list[Tensor] = []
+    targets: list[Tensor] = []
+    room = _PIECE_BYTES
+    for source, target in work.pairs:
+        size = source.nbytes
+        if size > _PIECE_BYTES and _can_be_cut(source, target):
+            step = _PIECE_BYTES // source.element_size()
+            parts = torch.split(source.view(-1), step), torch.split(target.view(-1), step)
+            yield from (([one], [other]) for one, other in zip(*parts, strict=True))
+            continue
+        if size > room and sources:
+            yield sources, targets
+            sources, targets, room = [], [], _PIECE_BYTES
+        sources.append(source)
+        targets.append(target)
         room -= size
-    yield piece, [source for source, _ in piece if _can_hold_nan(source)]
+    yield sources, targets
 
 
-def _parts(pairs: Sequence[Pair]) -> Iterator[Pair]:
-    """Large tensors of the host in parts that fit in the cache; others whole."""
-    for source, target in pairs:
-        step = _CHUNK_BYTES // source.element_size()
-        small = source.numel() <= step or source.device.type != "cpu"
-        if small or not (source.is_contiguous() and target.is_contiguous()):
-            yield source, target
-        else:
-            yield from zip(torch.split(source.view(-1), step), torch.split(target.view(-1), step), strict=True)
+def _can_be_cut(source: Tensor, target: Tensor) -> bool:
+    return source.device.type == "cpu" and source.is_contiguous() and target.is_contiguous()
 
 
 def _place(tensor: Tensor) -> torch.device:
