@@ -22,6 +22,7 @@ from tests.unpicklable import (
     Config,
     Drops,
     Endless,
+    EndlessTree,
     FrozenConfig,
     Hostile,
     Members,
@@ -200,9 +201,10 @@ def test_a_linked_list_is_as_deep_as_it_is_long_even_if_a_list_holds_every_node(
     assert "levels deep" in problem.reason and problem.type == "tests.unpicklable.Node"
 
 
-def test_a_reducer_without_end_is_told() -> None:
-    (problem,) = find_unpicklable(Endless())
-    assert "without end" in problem.reason and problem.type == "tests.unpicklable.Endless"
+@pytest.mark.parametrize("kind", [Endless, EndlessTree])
+def test_a_reducer_without_end_is_told(kind: type) -> None:
+    (problem,) = find_unpicklable({"tree": kind()}, name="state")
+    assert problem.path == 'state["tree"]' and "without end" in problem.reason
 
 
 def test_objects_that_raise_when_looked_at_are_left_in_peace() -> None:

@@ -239,6 +239,11 @@ class Endless:
         return list, ([Endless()],)
 
 
+class EndlessTree:
+    def __reduce__(self) -> Any:
+        return list, ([EndlessTree(), EndlessTree()],)
+
+
 class Node:
     """Of a linked list."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COMPILED", "SCRIPT", "Kind", "kind_of"]
+__all__ = ["COMPILED", "HANDLE", "SCRIPT", "Kind", "kind_of"]
 
 
 class Kind(NamedTuple):
@@ -25,6 +25,11 @@ _QUEUE = Kind(
 _SHARED = Kind(
     "it may only pass to another process while that one is started (inheritance)",
     "pass it as an argument of Process or to the pool's initializer; drop it in __getstate__ for saving",
+)
+HANDLE = Kind(
+    "only the number of its handle would be saved, which means nothing in another process and belongs to two owners in "
+    "this one",
+    "pass it as an argument of Process; drop it in __getstate__ for saving",
 )
 _POOL = Kind("a pool of workers lives in this process", "drop it in __getstate__ and make it where it is used")
 _FILE = Kind(
@@ -89,7 +94,8 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
     (_SHARED, "multiprocessing.queues.Queue multiprocessing.queues.SimpleQueue multiprocessing.synchronize.SemLock"),
     (_SHARED, "multiprocessing.synchronize.Condition multiprocessing.synchronize.Event multiprocessing.heap.Arena"),
     (_SHARED, "multiprocessing.synchronize.Barrier multiprocessing.sharedctypes.SynchronizedBase"),
-    (_SHARED, "multiprocessing.connection._ConnectionBase multiprocessing.connection.Listener"),
+    (HANDLE, "multiprocessing.connection._ConnectionBase"),
+    (_SHARED, "multiprocessing.connection.Listener"),
     (_POOL, "concurrent.futures._base.Executor multiprocessing.pool.Pool concurrent.futures._base.Future"),
     (_POOL, "multiprocessing.managers.BaseManager multiprocessing.pool.ApplyResult"),
     (_PROXY, "multiprocessing.managers.BaseProxy"),

@@ -56,13 +56,16 @@ def _values(places: dict[str, Place]) -> dict[str, Any]:
 
 
 def _without_errors(walk: Walk) -> list[Place]:
-    """Those of the open places that hold nothing that fails to pickle; of one class a few are enough."""
-    spoilt = {id(p) for finding in walk.findings if finding.severity == "error" for p in finding.place.upwards()}
+    """Those of the open places that neither hold nor are in what fails to pickle; of one class a few are enough."""
+    errors = [finding.place for finding in walk.findings if finding.severity == "error"]
+    spoilt = {id(p) for place in errors for p in place.upwards()}
+    at_fault = {id(place) for place in errors}
     counts: dict[type, int] = {}
     chosen = []
     for place in walk.unsettled:
         kind = type(place.value)
         counts[kind] = counts.get(kind, 0) + 1
-        if id(place) not in spoilt and counts[kind] <= _TRIED_OF_ONE_CLASS:
+        inside = any(id(p) in at_fault for p in place.upwards())
+        if id(place) not in spoilt and not inside and counts[kind] <= _TRIED_OF_ONE_CLASS:
             chosen.append(place)
     return chosen

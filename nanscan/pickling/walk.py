@@ -12,7 +12,7 @@ import torch
 
 from nanscan.pickling import byname, light, lost, restore
 from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, RENAME, plain_refusal, raised, refined, refused_type, said
-from nanscan.pickling.kinds import SCRIPT, kind_of
+from nanscan.pickling.kinds import HANDLE, SCRIPT, kind_of
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Part, Saved, contents, parts, saved
 from nanscan.pickling.places import Finding, Place
@@ -22,7 +22,7 @@ __all__ = ["Refused", "Walk"]
 
 Refused = Callable[[Any], "tuple[str, str] | None"]
 _PLAIN_DICTS = (collections.OrderedDict, collections.Counter, collections.defaultdict)
-_ENDLESS = 1_000  # pickle gives up earlier
+_MADE_IN_A_ROW = 10  # more is rare, and endless only in great numbers
 
 
 class Walk:
@@ -42,6 +42,7 @@ class Walk:
         self._table = light.dispatch_table(for_process)
         self._seen: dict[int, Any] = {}  # holds what it has seen: an id is not given twice meanwhile
         self._made: list[Saved] = []
+        self._made_often = 0
         self._at_fault: dict[int, list[Finding]] = {}
         self._classes: dict[int, tuple[str, str, str] | None] = {}
 
@@ -66,8 +67,7 @@ class Walk:
 
     def children(self, place: Place) -> Iterable[Part]:
         """What a place holds, judged on the way."""
-        if place.made > _ENDLESS:
-            self._report(place, "reducers make new objects without end", "return what the object holds")
+        if self._endless(place):
             return ()
         try:
             return list(self._look(place, place.value))
@@ -76,6 +76,18 @@ class Walk:
         except BaseException as error:  # noqa: B036  the user's code ran: what it raises, pickle would meet too
             self._report(place, *raised(place.value, error))
             return _inner_model(place.value)
+
+    def _endless(self, place: Place) -> bool:
+        """Whether reducers make new objects on and on; told once, of the object that it began with."""
+        if place.made <= _MADE_IN_A_ROW:
+            return False
+        self._made_often += 1
+        if place.made < 100 * _MADE_IN_A_ROW and self._made_often < 20_000:
+            return False
+        origin = next(p for p in place.upwards() if p.made == 0)
+        if id(origin.value) not in self._at_fault:
+            self._report(origin, "its reducer makes new objects without end", "return what the object holds")
+        return True
 
     def _look(self, place: Place, value: Any) -> Iterator[Part]:
         kind = type(value)
@@ -164,9 +176,9 @@ class Walk:
             return False
         with light.spawning(self._for_process):
             error = light.failure(place.value, self._for_process)
-        if error is None:
+        if error is None and (known is not HANDLE or self._for_process):
             return False
-        detail = "" if plain_refusal(error) else f" ({said(error)})"
+        detail = "" if error is None or plain_refusal(error) else f" ({said(error)})"
         self._report(place, known.reason + detail, known.fix)
         return True
 
