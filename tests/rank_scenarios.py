@@ -310,3 +310,30 @@ def a_rank_that_does_not_call_step(rank: int) -> Any:
     group = dist.new_group(timeout=datetime.timedelta(seconds=2))
     weight, optimizer = _weight(rank, [1.0], [1.0], process_group=group)
     return (_step(optimizer)[1], weight.tolist()) if rank == 0 else None
+
+
+def a_second_wrap_brings_and_ends_the_group(rank: int) -> Any:
+    weight, optimizer = _weight(rank, [1.0], [NAN], process_group=None)
+    nanscan.wrap(optimizer, process_group=dist.group.WORLD)
+    _step(optimizer)
+    together = optimizer.step_was_skipped
+    nanscan.wrap(optimizer, process_group=False)
+    weight.grad = torch.tensor([NAN if rank else 1.0])
+    _step(optimizer)
+    return together, optimizer.step_was_skipped
+
+
+def a_real_gradient_scaler(rank: int) -> Any:
+    weight, optimizer = _weight(rank, None, None, clip_norm=100.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    seen = []
+    for bad in (False, True, False):
+        optimizer.zero_grad()
+        loss = (weight * (NAN if bad and rank else 2.0)).sum()
+        scaler.scale(loss).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scaler.step(optimizer)
+        scaler.update(4.0)
+        seen.append((optimizer.step_was_skipped, optimizer.last_report.finite_norm))
+    return seen, weight.tolist()

@@ -156,6 +156,16 @@ def test_copies_leave_the_group_out_and_say_so(ranks: Ranks) -> None:
         assert alone == [bool(rank)] * 2 and together
 
 
+def test_a_second_wrap_brings_the_group_and_false_ends_it(ranks: Ranks) -> None:
+    assert ranks.run("a_second_wrap_brings_and_ends_the_group") == [(True, False), (True, True)]
+
+
+def test_a_real_gradient_scaler_steps_and_skips_on_all(ranks: Ranks) -> None:
+    for seen, weight in ranks.run("a_real_gradient_scaler"):
+        assert [skipped for skipped, _ in seen] == [False, True, False]
+        assert seen[0][1] == seen[2][1] == 2.0 and weight == pytest.approx([0.6])
+
+
 def test_sharded_parameters_are_refused(ranks: Ranks) -> None:
     for texts in ranks.run("sharded_parameters"):
         assert len(texts) == 2 and all("these are sharded (DTensor)" in text for text in texts)
