@@ -285,7 +285,8 @@ def test_inf_is_allowed_where_it_is_meant_and_nan_is_not(tmp_path: Path) -> None
     "tensor",
     [
         torch.tensor([1.0, NAN], dtype=torch.bfloat16), torch.tensor([complex(0, NAN)]),
-        torch.tensor([NAN]).to_sparse(), torch.nn.Parameter(torch.tensor([NAN])), torch.tensor([NAN]).to(torch.float8_e4m3fn),
+        torch.tensor([NAN]).to_sparse(), torch.nn.Parameter(torch.tensor([NAN])),
+        torch.tensor([NAN]).to(torch.float8_e4m3fn),
     ],
 )  # fmt: skip
 def test_a_nan_is_found_in_every_dtype_and_layout(tmp_path: Path, tensor: torch.Tensor) -> None:

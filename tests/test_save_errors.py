@@ -89,7 +89,8 @@ def test_a_file_object_is_refused_with_what_to_use(tmp_path: Path) -> None:
     ("number", "words"),
     [
         (errno.EDQUOT, "quota is exceeded"), (errno.EROFS, "file system is read-only"),
-        (errno.EACCES, "permission denied"), (errno.ENOSPC, "No space left on device"), (errno.EIO, "input/output error"), (errno.EMFILE, "ulimit -n"),
+        (errno.EACCES, "permission denied"), (errno.ENOSPC, "No space left on device"),
+        (errno.EIO, "input/output error"), (errno.EMFILE, "ulimit -n"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("call", ["open", "write", "fsync", "replace"])

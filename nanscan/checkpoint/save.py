@@ -25,6 +25,7 @@ from nanscan.pickling.naming import caller_frame, root_name
 __all__ = ["save"]
 
 _UNTOUCHED = "The file that was there is untouched"
+_ROUNDS = 3  # of leaving things out: what is left of a container may be refused in its turn
 _OVERHEAD = 4096  # bytes of an archive beyond its tensors, roughly
 
 
@@ -75,13 +76,16 @@ def save(
         )
     name = path_of(path)
     form, root = format_of(name), root_name(obj, caller_frame())
-    try:
-        _save(obj, root, name, form, check_finite)
-    except CheckpointError as error:
-        problems = getattr(error, "problems", None)
-        if on_unpicklable == "raise" or not problems:
-            raise
-        _save(_without(obj, name, problems), root, name, form, check_finite)
+    for _ in range(_ROUNDS if on_unpicklable == "drop" else 0):
+        try:
+            _save(obj, root, name, form, check_finite)
+            return Path(name)
+        except CheckpointError as error:
+            problems = getattr(error, "problems", None)
+            if not problems:
+                raise
+            obj = _without(obj, name, problems)
+    _save(obj, root, name, form, check_finite)
     return Path(name)
 
 
