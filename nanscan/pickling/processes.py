@@ -38,9 +38,8 @@ class FreshProcess:
         path = [entry for entry in sys.path if isinstance(entry, str)]
         source = inspect.getsource(trial)
         run = f"{source}\nserve(*silence(), {time_limit!r})"
-        program = (
-            f"import sys; sys.path[:] = {path!r}; exec(compile({run!r}, '<nanscan>', 'exec'), {{'__name__': 'trial'}})"
-        )
+        begin = f"import sys; sys.path[:] = {path!r}; sys.modules[{TRIAL!r}] = None"
+        program = f"{begin}; exec(compile({run!r}, '<nanscan>', 'exec'), {{'__name__': 'trial'}})"
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", program],
             stdin=subprocess.PIPE,

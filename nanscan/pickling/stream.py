@@ -149,7 +149,7 @@ def _refuse_garbage(trace: Trace) -> None:
 
 
 def _loads_literal_bytes_only(trace: Trace) -> bool:
-    """Whether torch's loader of nested files, which a pickled tensor calls, gets no bytes but those looked into here."""
+    """Whether torch's loader of nested files, which pickled tensors call, gets no bytes but those looked into here."""
     calls = [arguments for function, arguments in trace.rebuilt if function == _LOADER]
     literal = all(call is not None and len(call) == 1 and isinstance(call[0], bytes) for call in calls)
     return literal and bool(calls) and _LOADER not in trace.handed_on
