@@ -17,6 +17,7 @@ from nanscan.errors import (
 )
 from nanscan.guard import GuardedOptimizer, wrap
 from nanscan.manager import CheckpointManager, Restored
+from nanscan.origin import Origin, trace
 from nanscan.pickling import PickleProblem, find_unpicklable
 from nanscan.pickling.transient import TransientState
 from nanscan.recovery import Recovery
@@ -33,6 +34,7 @@ __all__ = [
     "GuardedOptimizer",
     "NonFiniteError",
     "NonFiniteWarning",
+    "Origin",
     "PickleProblem",
     "Recovery",
     "Report",
@@ -48,5 +50,6 @@ __all__ = [
     "load",
     "save",
     "scan",
+    "trace",
     "wrap",
 ]

@@ -28,6 +28,7 @@ class NonFiniteError(RuntimeError):
 
     Attributes:
         report: as given; pickling and copying the exception keep it.
+        origin: where the NaN or Inf was made (a `nanscan.Origin`), if that was looked for; else None.
 
     >>> error = NonFiniteError("grad of 'fc.bias' has 1 NaN, 0 Inf of 10 (first at [3])")
     >>> str(error), error.report
@@ -37,9 +38,10 @@ class NonFiniteError(RuntimeError):
     def __init__(self, message: str, report: Report | None = None) -> None:
         super().__init__(message)
         self.report = report
+        self.origin: Any = getattr(report, "origin", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.report)
+        return type(self), (str(self), self.report), {"origin": self.origin}
 
 
 class TrainingDiverged(NonFiniteError):
