@@ -26,6 +26,7 @@ from nanscan import CheckpointManager
 from nanscan.manager import manager as manager_module
 
 model = nn.Linear(100, 100)
+torch.optim.SGD(model.parameters())  # what torch imports at the first optimizer is imported now
 real_save = manager_module.save
 
 def slow_save(state, path, **options):

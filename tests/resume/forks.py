@@ -16,16 +16,21 @@ from types import TracebackType
 ROOT = Path(__file__).resolve().parents[2]
 
 _SERVER = r"""
-import json, os, sys, traceback
+import ctypes, gc, json, os, signal, sys
 
+def _die_with_parent():
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+_die_with_parent()
 exec(compile(os.environ.pop("WARM_SETUP"), "setup", "exec"), globals())
+gc.freeze()
 print("ready", flush=True)
 _back = sys.stdout
 while _line := sys.stdin.readline():
     _job = json.loads(_line)
     _pid = os.fork()
     if _pid == 0:
-        os.setsid()
+        _die_with_parent()
         for _number, _name in ((1, _job["out"]), (2, _job["errors"])):
             os.dup2(os.open(_name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), _number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)

@@ -22,7 +22,7 @@ KILLS = 50
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
-    with Warm("from pathlib import Path\nfrom tests.resume.train_digits import train") as server:
+    with Warm("from pathlib import Path\nfrom tests.resume.train_digits import build, train\nbuild()") as server:
         yield server
 
 

@@ -26,6 +26,9 @@ from nanscan import CheckpointManager
 from tests.resume.test_killed_saves import SavedRun
 
 
+SavedRun()  # what torch imports at the first optimizer is imported now
+
+
 def train(folder, background):
     run = SavedRun()
     with CheckpointManager(folder, keep=2, background=background) as manager:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import warnings
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,9 +28,8 @@ def noisy(images: Tensor) -> Tensor:
     return images + 0.05 * noise + random.uniform(-0.02, 0.02)
 
 
-def train(folder: Path, background: bool) -> None:
-    """Train to the end, from wherever the last one came to; all losses and the weights go to `final.pt`."""
-    warnings.simplefilter("ignore", UserWarning)
+def build() -> dict[str, Any]:
+    """The parts of the run at its beginning."""
     random.seed(1)
     np.random.seed(1)
     torch.manual_seed(1)
@@ -38,7 +38,13 @@ def train(folder: Path, background: bool) -> None:
     optimizer = nanscan.wrap(inner, model, clip_norm=1.0)
     loader = StatefulDataLoader(TensorDataset(DIGITS.train_images, DIGITS.train_labels), BATCH_SIZE, shuffle=True)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=EPOCHS * len(loader))
-    run = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+    return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "loader": loader}
+
+
+def train(folder: Path, background: bool) -> None:
+    """Train to the end, from wherever the last one came to; all losses and the weights go to `final.pt`."""
+    warnings.simplefilter("ignore", UserWarning)
+    run = build()
     losses: list[float] = []
     with nanscan.CheckpointManager(folder, keep=2, every_steps=EVERY, background=background) as manager:
         restored = manager.restore(**run)
@@ -47,12 +53,17 @@ def train(folder: Path, background: bool) -> None:
             first_epoch, losses = restored.epoch or 0, restored.extra["losses"]
         print("resumed", len(losses), flush=True)
         for epoch in range(first_epoch, EPOCHS):
-            for images, labels in loader:
-                optimizer.zero_grad()
-                loss = nn.functional.cross_entropy(model(noisy(images)), labels)
-                loss.backward()
-                optimizer.step()
-                scheduler.step()
-                losses.append(loss.item())
+            for images, labels in run["loader"]:
+                losses.append(step(run, images, labels))
                 manager.save(len(losses), epoch=epoch, extra={"losses": losses}, **run)
-    nanscan.save({"losses": losses, **model.state_dict()}, folder / "final.pt")
+    nanscan.save({"losses": losses, **run["model"].state_dict()}, folder / "final.pt")
+
+
+def step(run: dict[str, Any], images: Tensor, labels: Tensor) -> float:
+    """One step; returns its loss."""
+    run["optimizer"].zero_grad()
+    loss = nn.functional.cross_entropy(run["model"](noisy(images)), labels)
+    loss.backward()
+    run["optimizer"].step()
+    run["scheduler"].step()
+    return loss.item()
