@@ -53,10 +53,10 @@ def compared(
     given = {id(own[name]) for name in own if name in pairs and name not in bad}
     excused = _excused(model, own, saved, pairs)
     missing = [n for n in own if n not in pairs and n not in excused and not _is_tied(own[n], given)]
-    used = set(pairs.values())
+    used, absent = set(pairs.values()), {*bad, *missing, *excused}
     return MatchReport(
         "model",
-        loaded=tuple(name for name in own if name not in bad and name not in missing and name not in excused),
+        loaded=tuple(name for name in own if name not in absent),
         adapted=tuple((key, name) for name, key in pairs.items() if key != name and name not in bad),
         missing=tuple(missing),
         unexpected=tuple(key for key in saved if key not in used),

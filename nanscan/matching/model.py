@@ -58,7 +58,8 @@ def load_model_state(model: nn.Module, state: Mapping[str, Any], *, strict: bool
     try:
         materialise(model, own, values, before)
         if by_own_code:
-            rest = {_as_own(key, own): saved[key] for key in saved if key not in pairs.values()}
+            used = set(pairs.values())
+            rest = {_as_own(key, own): value for key, value in saved.items() if key not in used}
             report = _after_own_code(report, _load(model, {**values, **rest}, saved))
             _judge(report, model, own, saved, strict)
         else:
