@@ -162,6 +162,17 @@ def test_classes_of_a_notebook_are_a_loss_and_fail_in_another_process() -> None:
     assert _printed(["-c", textwrap.dedent(_SCRIPT)]) == expected
 
 
+def test_a_class_of_a_notebook_is_judged_for_loading_too() -> None:
+    code = """
+import nanscan
+class Proxy:
+    def __init__(self): self.inner = 1
+    def __getattr__(self, name): return getattr(self.inner, name)
+print([p.severity for p in nanscan.find_unpicklable({"x": Proxy()}, check_loading=False)])
+"""
+    assert _printed(["-c", code]) == ["['loss', 'error']"]
+
+
 def _printed(arguments: list[str]) -> list[str]:
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

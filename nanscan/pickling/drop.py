@@ -9,13 +9,15 @@ from typing import Any
 
 from torch import nn
 
+from nanscan.pickling.find import find_unpicklable
 from nanscan.pickling.naming import Step
 from nanscan.pickling.parts import own_attributes
 from nanscan.pickling.problem import PickleProblem
 
-__all__ = ["drop_unpicklable"]
+__all__ = ["drop_all", "drop_unpicklable"]
 
 _REMOVED = object()
+_ROUNDS = 50  # each removes at least one place or ends it
 _REGISTRIES = ("_modules", "_parameters", "_buffers")
 _Tree = dict[Step, Any]
 
@@ -36,10 +38,9 @@ def drop_unpicklable(obj: Any, problems: Iterable[PickleProblem]) -> Any:
         problems: its answer.
 
     Returns:
-        The copy, or `obj` itself where nothing could be removed. What is reached by a second way too is removed from
-        the first only: ask `find_unpicklable` again and repeat.
+        The copy, or `obj` itself where nothing could be removed. A holder that is reached by a second way too, or that
+        can't be saved without the part, still has to go: `drop_all` asks again until nothing is left to remove.
 
-    >>> from nanscan.pickling.find import find_unpicklable
     >>> state = {"epoch": 3, "hooks": [len, lambda x: x]}
     >>> drop_unpicklable(state, find_unpicklable(state))
     {'epoch': 3, 'hooks': [<built-in function len>]}
@@ -47,13 +48,46 @@ def drop_unpicklable(obj: Any, problems: Iterable[PickleProblem]) -> Any:
     tree: _Tree = {}
     for problem in problems:
         if problem.severity == "error":
-            _plant(tree, problem.steps)
+            for steps in (problem.steps, *problem.also):
+                _plant(tree, steps)
     if not tree:
         return obj
+    copies: dict[int, Any] = {}
     try:
-        return _rebuilt(obj, tree)
+        left = _rebuilt(obj, tree, copies)
     except _NotRebuilt:
         return obj
+    for copied in list(copies.values()):
+        _lead_to_copies(copied, copies)
+    return left
+
+
+def drop_all(
+    obj: Any, *, name: str, weights_only: bool = False, check_loading: bool = False
+) -> tuple[Any, list[PickleProblem]]:
+    """`drop_unpicklable`, until nothing is found any more.
+
+    Args:
+        obj: any state.
+        name, weights_only, check_loading: as of `find_unpicklable`.
+
+    Returns:
+        The copy, and everything that was found on the way; an `"error"` that is found in the copy again could not be
+        removed.
+
+    >>> lock_holder = {"fn": lambda x: x}
+    >>> drop_all({"a": lock_holder, "b": [lock_holder]}, name="state")[0]
+    {'a': {}, 'b': [{}]}
+    """
+    found: list[PickleProblem] = []
+    for _ in range(_ROUNDS):
+        problems = find_unpicklable(obj, name=name, weights_only=weights_only, check_loading=check_loading)
+        found += [problem for problem in problems if problem not in found]
+        left = drop_unpicklable(obj, problems)
+        if left is obj:
+            break
+        obj = left
+    return obj, found
 
 
 def _plant(tree: _Tree, steps: tuple[Step, ...]) -> None:
@@ -68,8 +102,21 @@ def _plant(tree: _Tree, steps: tuple[Step, ...]) -> None:
         tree[reached[-1]] = _REMOVED
 
 
-def _rebuilt(value: Any, tree: _Tree) -> Any:
-    changes = {step: _changed(_at(value, step), branch) for step, branch in tree.items()}
+def _lead_to_copies(copied: Any, copies: dict[int, Any]) -> None:
+    """A copy that refers to an original which was copied too (a cycle, a shared holder) refers to the copy instead."""
+    own = copied if issubclass(type(copied), (dict, list)) else getattr(copied, "__dict__", {})
+    for key, held in list(enumerate(own)) if isinstance(own, list) else list(own.items()):
+        if id(held) in copies:
+            own[key] = copies[id(held)]
+
+
+def _rebuilt(value: Any, tree: _Tree, copies: dict[int, Any]) -> Any:
+    new = _copied(value, {step: _changed(_at(value, step), branch, copies) for step, branch in tree.items()})
+    copies[id(value)] = new
+    return new
+
+
+def _copied(value: Any, changes: dict[Step, Any]) -> Any:
     kind = type(value)
     if issubclass(kind, dict) and all(step[0] != "attr" for step in changes):
         return _dict_without(value, changes)
@@ -84,11 +131,11 @@ def _by_position(kind: type, changes: dict[Step, Any]) -> bool:
     return hasattr(kind, "_fields") or all(step[0] != "attr" for step in changes)
 
 
-def _changed(held: Any, branch: Any) -> Any:
+def _changed(held: Any, branch: Any, copies: dict[int, Any]) -> Any:
     if branch is _REMOVED:
         return _REMOVED
     try:
-        return _rebuilt(held, branch)
+        return _rebuilt(held, branch, copies)
     except _NotRebuilt:
         return _REMOVED
 

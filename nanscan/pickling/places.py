@@ -62,4 +62,12 @@ class Finding:
         others = list(paths)[1 : _NAMED + 1]
         more = len(paths) - 1 - len(others)
         also = f" (also at {', '.join(others)}{f' and {more} more places' if more else ''})" if others else ""
-        return PickleProblem(render(name, steps), self.type, self.reason + also, self.fix, self.severity, tuple(steps))
+        return PickleProblem(
+            render(name, steps),
+            self.type,
+            self.reason + also,
+            self.fix,
+            self.severity,
+            tuple(steps),
+            tuple(tuple(place.path()) for place in self.also),
+        )

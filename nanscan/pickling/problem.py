@@ -19,6 +19,7 @@ class PickleProblem:
         fix: what to do about it.
         severity: `"error"`: saving or loading fails; `"loss"`: both work and something is silently gone.
         steps: the same place as `(kind, key)` pairs from the root on, for programs; not compared.
+        also: the steps to other places of the same object.
 
     >>> problem = PickleProblem("model._lock", "_thread.RLock", "a lock can't be pickled", "drop it in __getstate__")
     >>> problem.describe()
@@ -33,6 +34,7 @@ class PickleProblem:
     fix: str
     severity: str = "error"
     steps: tuple[tuple[str, Any], ...] = field(default=(), repr=False, compare=False)
+    also: tuple[tuple[tuple[str, Any], ...], ...] = field(default=(), repr=False, compare=False)
 
     def describe(self) -> str:
         """One line: path, type, reason and fix."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import sys
+import types
 from typing import Any
 
 __all__ = ["own_hook", "trusted"]
@@ -37,7 +38,10 @@ def own_hook(kind: type, *names: str) -> str | None:
         if owner is None or owner is object or (name == "__new__" and issubclass(owner, enum.Enum)):
             continue
         method = vars(owner)[name]
-        module = getattr(getattr(method, "__func__", method), "__module__", None) or getattr(owner, "__module__", None)
+        function = getattr(method, "__func__", method)
+        module = getattr(function, "__module__", None) or getattr(owner, "__module__", None)
+        if isinstance(function, types.FunctionType) and module in (None, "builtins"):
+            return name  # code that was run without a module of its own; builtins has no Python functions
         if method is not None and not trusted(module):
             return name
     return None

@@ -199,7 +199,6 @@ class Walk:
         verdict = self._class_verdict(whole)
         if verdict:
             self._report(place, *verdict)
-            return
         if kind not in _PLAIN_DICTS and self._ask_weights_only(place):
             return
         refusal = restore.refuses_to_load(value, whole)
@@ -208,9 +207,8 @@ class Walk:
             self._report(place, *refusal)
         elif loss:
             self._report(place, *loss, "loss")
-        else:
-            if restore.unsettled(value, whole):
-                self.unsettled.append(place)
+        elif (verdict is None or verdict[-1] == "loss") and restore.unsettled(value, whole):
+            self.unsettled.append(place)
 
     def _class_verdict(self, whole: Saved) -> tuple[str, str, str] | None:
         maker = whole.args[0] if whole.func in NEW and whole.args else whole.func
