@@ -167,7 +167,7 @@ def one_norm_for_all(rank: int) -> Any:
 
 
 def clamped_then_clipped(rank: int) -> Any:
-    _, optimizer = _weight(rank, [3.0, 9.0], [3.0, 4.5], clip_value=4.0, clip_norm=1.0)
+    _, optimizer = _weight(rank, [3.0, 9.0], [1.0, 2.0], clip_value=4.0, clip_norm=1.0)
     _step(optimizer)
     return optimizer.last_report.clip_factor
 
