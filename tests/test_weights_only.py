@@ -363,6 +363,7 @@ def test_no_allowlist_is_advised_where_none_helps_or_none_is_safe(name: str) -> 
         ("np.bool", "bool(x)"),
         ("np.timedelta64", "astype"),
         ("np.array", "torch.from_numpy(x)"),
+        ("np.array-str", "store x.tolist()"),
         ("np.rng-state", "x.tolist()"),
         ("Namespace", "vars(x)"),
         ("path", "str(x)"),

@@ -72,6 +72,8 @@ def plain_form(value: object) -> str:
     """
     if type(value).__module__.partition(".")[0] == "omegaconf":
         return "store OmegaConf.to_container(x, resolve=True)"
+    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+        return "store x.astype(str).tolist()" if value.dtype.kind in "mM" else "store x.tolist()"
     for kinds, text in _FORMS:
         if isinstance(value, kinds):
             return text
