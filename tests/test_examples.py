@@ -73,6 +73,16 @@ def test_checkpointed_training_goes_on_where_it_was_and_ends_the_same(tmp_path: 
     assert (tmp_path / "final.pt").read_bytes() == whole
 
 
+def test_recovery_reaches_the_healthy_accuracy_where_plain_training_ends_in_nan() -> None:
+    output = run_example("recovery_divergence.py")
+    for part in output.split("learning rate 2.0 instead of 0.2, ")[1:]:
+        assert "plain:     accuracy 7.8%, loss nan" in part
+        assert "back to step 0: 2 bad steps in a row" in part and "learning rate now 0.2" in part
+        healthy, recovered = (number(rf"{name}: +accuracy (\S+)%", part) for name in ("healthy", "recovered"))
+        assert healthy > 95 and recovered > healthy - 2
+    assert "float32" in output and "float16" in output
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]
