@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
+import sys
+import textwrap
 import threading
 import zipfile
 from argparse import Namespace
@@ -353,6 +356,15 @@ def test_nothing_is_scanned_or_written_when_pickling_fails_late(tmp_path: Path) 
     with pytest.raises(nanscan.CheckpointError, match=r'\["odd"\](?s:.*)ZeroDivisionError'):
         nanscan.save({"w": torch.tensor(NAN), "odd": Odd()}, tmp_path / "a.pt")
     assert files_in(tmp_path) == []
+
+
+def test_a_save_while_the_interpreter_ends_is_complete(tmp_path: Path) -> None:
+    script = f"""
+        import atexit, nanscan, torch
+        atexit.register(lambda: nanscan.save({{"w": torch.ones(10_000_000)}}, {str(tmp_path / "exit.pt")!r}))
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert done.stderr == "" and nanscan.load(tmp_path / "exit.pt")["w"].sum() == 10_000_000
 
 
 def test_misuse_is_told() -> None:

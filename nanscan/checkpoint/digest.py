@@ -208,13 +208,19 @@ def check_rest(fd: int, path: str, seal: Seal) -> None:
 def check_regions(fd: int, path: str, regions: Iterable[Region]) -> None:
     """Compare these members with their digests, in several threads."""
     shares = _shares(list(regions))
-    if len(shares) == 1:
-        bad = _bad_regions(fd, shares[0])
-    else:
-        with ThreadPoolExecutor(len(shares)) as pool:
-            bad = [region for found in pool.map(lambda share: _bad_regions(fd, share), shares) for region in found]
+    bad = [region for found in _in_threads(fd, shares) for region in found]
     if bad:
         raise corrupt_regions(path, bad)
+
+
+def _in_threads(fd: int, shares: list[list[Region]]) -> list[list[Region]]:
+    if len(shares) > 1:
+        try:
+            with ThreadPoolExecutor(len(shares)) as pool:
+                return list(pool.map(lambda share: _bad_regions(fd, share), shares))
+        except RuntimeError:  # the interpreter is ending (a save at exit) and starts no threads any more
+            pass
+    return [_bad_regions(fd, share) for share in shares]
 
 
 def corrupt_regions(path: str, bad: Sequence[Region]) -> CorruptCheckpoint:
@@ -241,16 +247,18 @@ def _shares(regions: list[Region]) -> list[list[Region]]:
 
 
 def _bad_regions(fd: int, regions: Sequence[Region]) -> list[Region]:
-    return [region for region in regions if digest_range(fd, region.start, region.size).hex() != region.digest]
+    chunk = memoryview(bytearray(_CHUNK))  # once: new memory costs as much as hashing it
+    return [region for region in regions if digest_range(fd, region.start, region.size, chunk).hex() != region.digest]
 
 
-def digest_range(fd: int, start: int, size: int) -> bytes:
-    """The digest of ``size`` bytes from ``start`` on; of fewer where the file ends before."""
-    if size <= _CHUNK:
-        return xxhash.xxh3_128_digest(os.pread(fd, size, start))
-    digest, chunk = xxhash.xxh3_128(), memoryview(bytearray(_CHUNK))
-    for at in range(start, start + size, _CHUNK):
-        got = os.preadv(fd, [chunk[: min(_CHUNK, start + size - at)]], at)
+def digest_range(fd: int, start: int, size: int, chunk: memoryview | None = None) -> bytes:
+    """The digest of ``size`` bytes from ``start`` on; of fewer where the file ends before. ``chunk``: to read into."""
+    chunk = memoryview(bytearray(_CHUNK)) if chunk is None else chunk
+    if size <= len(chunk):
+        return xxhash.xxh3_128_digest(chunk[: os.preadv(fd, [chunk[:size]], start)])
+    digest = xxhash.xxh3_128()
+    for at in range(start, start + size, len(chunk)):
+        got = os.preadv(fd, [chunk[: min(len(chunk), start + size - at)]], at)
         digest.update(chunk[:got])
     return digest.digest()
 

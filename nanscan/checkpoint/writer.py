@@ -37,6 +37,7 @@ class DigestingWriter:
         self._tiny: dict[int, bytes] = {}  # offset -> a piece too small for that
         self._gathered = bytearray()
         self._hashing: ThreadPoolExecutor | None = None
+        self._chunks = memoryview(b""), memoryview(b"")  # made with the thread: new memory costs as much as hashing
 
     def write(self, data: Any) -> int:
         """Write all of ``data`` (bytes-like); returns how many bytes."""
@@ -95,25 +96,28 @@ class DigestingWriter:
 
     def _write_large(self, data: memoryview) -> None:
         self._flush()
-        self._hashing = self._hashing or ThreadPoolExecutor(1, "nanscan-digest")
-        chunks = memoryview(bytearray(_CHUNK)), memoryview(bytearray(_CHUNK))
+        if self._hashing is None:
+            self._hashing = ThreadPoolExecutor(1, "nanscan-digest")
+            self._chunks = memoryview(bytearray(_CHUNK)), memoryview(bytearray(_CHUNK))
         for start in range(0, len(data), PART):
             part = data[start : start + PART]
-            self._digests[self.size + start] = (len(part), self._write_part(part, chunks, self._hashing))
+            self._digests[self.size + start] = (len(part), self._write_part(part, self._hashing))
 
-    def _write_part(
-        self, part: memoryview, chunks: tuple[memoryview, memoryview], hashing: ThreadPoolExecutor
-    ) -> bytes:
+    def _write_part(self, part: memoryview, hashing: ThreadPoolExecutor) -> bytes:
         """Copy, hash and write; a chunk is hashed in another thread while the system takes it."""
         digest = xxhash.xxh3_128()
         last: Future[None] | None = None
         for number, start in enumerate(range(0, len(part), _CHUNK)):
             piece = part[start : start + _CHUNK]
-            chunk = chunks[number % 2][: len(piece)]
+            chunk = self._chunks[number % 2][: len(piece)]
             chunk[:] = piece
             if last is not None:
                 last.result()  # so the other chunk is free again
-            last = hashing.submit(digest.update, chunk)
+            try:
+                last = hashing.submit(digest.update, chunk)
+            except RuntimeError:  # the interpreter is ending (a save at exit) and starts no threads any more
+                last = None
+                digest.update(chunk)
             _write_all(self._fd, chunk)
         if last is not None:
             last.result()
