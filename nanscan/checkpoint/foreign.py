@@ -11,6 +11,7 @@ from typing import Any
 from nanscan.checkpoint import layout
 from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
 from nanscan.messages import warn
+from nanscan.pickling.stream import inspect_pickle
 
 __all__ = ["check_archive", "refusal"]
 
@@ -97,11 +98,22 @@ def _sum_is_right(fd: int, item: Any) -> bool:
 
 
 def refusal(path: str, error: Exception) -> CheckpointError:
-    """The error for what ``weights_only=True`` refuses."""
-    found = re.search(r"GLOBAL (\S+)", str(error))
-    what = f"{found[1]}" if found else str(error).splitlines()[0]
+    """The error for what ``weights_only=True`` refuses: every name that the file imports and that is not allowed."""
+    try:
+        found = inspect_pickle(path)
+    except Exception:  # what torch says has to do
+        return CheckpointError(f"{path!r} is refused by weights_only=True: {str(error).splitlines()[0]}")
+    dangers = [use.danger for use in found.dangerous if use.danger]
+    if dangers:
+        return CheckpointError(
+            f"{path!r} would run code when it is unpickled: {'; '.join(dangers[:5])}. It is not loaded; do not load it "
+            "with weights_only=False unless you made it yourself"
+        )
+    names = ", ".join(use.path.removeprefix("builtins.") for use in found.refused)
+    if not names:
+        return CheckpointError(f"{path!r} is refused by weights_only=True: {str(error).splitlines()[0]}")
     return CheckpointError(
-        f"{path!r} holds {what}, which weights_only=True refuses because unpickling it may run code. Convert it where "
+        f"{path!r} holds {names}, which weights_only=True refuses because unpickling it may run code. Convert it where "
         f"the file is made (to numbers, strings, lists, tensors); or, if you trust the file, allow it with "
-        f"torch.serialization.add_safe_globals([{what}]), or load with weights_only=False"
+        f"torch.serialization.add_safe_globals([{names}]), or load with weights_only=False"
     )
