@@ -158,8 +158,12 @@ def test_several_errors_are_all_told(tmp_path: Path) -> None:
     manager._writer.wait()
     with pytest.raises(NonFiniteError, match="step-00000002"):
         manager.save(3, model=poisoned())
+    manager._writer.wait()
     manager._writer._errors.append(CheckpointError("one more"))
-    with pytest.warns(CheckpointWarning, match="another checkpoint was not saved: "), pytest.raises(CheckpointError):
+    with (
+        pytest.warns(CheckpointWarning, match="another checkpoint was not saved: one more"),
+        pytest.raises(NonFiniteError, match="step-00000003"),
+    ):
         manager.close()
 
 
@@ -186,6 +190,23 @@ def test_failure_while_copying_gives_the_buffer_back(tmp_path: Path, monkeypatch
         manager.save(5, model=nn.Linear(1, 1))
         manager.flush()
         assert steps_of(manager) == [5]
+
+
+def test_save_that_is_interrupted_before_its_thread_begins_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(thread: threading.Thread) -> None:
+        raise KeyboardInterrupt
+
+    with CheckpointManager(tmp_path) as manager:
+        with monkeypatch.context() as broken:
+            broken.setattr(threading.Thread, "start", interrupted)
+            for step in (1, 2):
+                with pytest.raises(KeyboardInterrupt):
+                    manager.save(step, model=nn.Linear(1, 1))
+        manager.save(3, model=nn.Linear(1, 1))  # both buffers are in use
+        manager.flush()
+        assert steps_of(manager) == [1, 2, 3]
 
 
 def test_full_disk_in_the_background_is_one_clear_error_and_the_older_checkpoint_stays(tmp_path: Path) -> None:

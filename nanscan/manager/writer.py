@@ -8,6 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from nanscan.manager.exits import deferred
+
 __all__ = ["Writer"]
 
 BUFFERS = 2  # one is being written, one waits
@@ -37,15 +39,15 @@ class Writer:
         self._changed = threading.Condition(threading.RLock())
         self._jobs: deque[Job] = deque()
         self._buffers: list[Any] = [None] * BUFFERS  # a stack: the second one is only ever filled if it is needed
+        self._draining = threading.Lock()  # one at a time
         self._errors: deque[BaseException] = deque()
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
     def take_buffer(self) -> Any:
         """A former snapshot to copy the next one into, or None; waits until there is one that nobody reads."""
+        self._wait_until(lambda: bool(self._buffers))
         with self._changed:
-            while not self._buffers:
-                self._changed.wait()
             return self._buffers.pop()
 
     def give_back(self, buffer: Any) -> None:
@@ -58,7 +60,7 @@ class Writer:
         """Have `snapshot`, which was copied into a buffer taken before, written; returns at once."""
         with self._changed:
             self._jobs.append(Job(step, snapshot))
-            if self._thread is not None:
+            if self._is_served():
                 return
             self._thread = threading.Thread(target=self._drain, name="nanscan-checkpoint-writer", daemon=False)
             thread = self._thread
@@ -69,11 +71,8 @@ class Writer:
 
     def wait(self) -> None:
         """Wait until everything submitted is written, or has failed."""
-        if self._pid != os.getpid():
-            return
-        with self._changed:
-            while self._jobs:
-                self._changed.wait()
+        if self._pid == os.getpid():
+            self._wait_until(lambda: not self._jobs)
 
     @property
     def pending(self) -> int:
@@ -85,14 +84,27 @@ class Writer:
         with self._changed:
             return self._errors.popleft() if self._errors else None
 
+    def _wait_until(self, reached: Callable[[], bool]) -> None:
+        with self._changed:
+            while not reached() and self._is_served():
+                self._changed.wait()
+            if reached():
+                return
+        with deferred():
+            self._drain()  # a `submit` was interrupted before its thread began
+
+    def _is_served(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
     def _drain(self) -> None:
-        while (job := self._next_job()) is not None:
-            error: BaseException | None = None
-            try:
-                self._write(job.step, job.snapshot)
-            except BaseException as caught:
-                error = caught
-            self._done(error)
+        with self._draining:
+            while (job := self._next_job()) is not None:
+                error: BaseException | None = None
+                try:
+                    self._write(job.step, job.snapshot)
+                except BaseException as caught:
+                    error = caught
+                self._done(error)
 
     def _next_job(self) -> Job | None:
         with self._changed:
