@@ -155,6 +155,21 @@ def test_observed_loss_counts_as_a_bad_step() -> None:
     assert results == [False, True]
 
 
+def test_steps_that_the_device_decides_are_heard_of_at_the_latest_before_a_snapshot() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = nanscan.wrap(optim.AdamW(model.parameters(), lr=0.01, fused=True), model)
+    optimizer._deferred = True  # as on CUDA
+    optimizer._replan()
+    recovery = nanscan.Recovery(model, optimizer, patience=2, snapshot_every=4)
+    weights, results = bits([*model.parameters()]), []
+    for number in range(4):
+        train(model, optimizer, make_batch(number, NAN))
+        results.append(recovery.step(batch=number))
+    assert any(results) and recovery.rollbacks[0].cause == "skips"
+    assert recovery.bad_batches[:2] == (0, 1) and bits([*model.parameters()]) == weights
+    assert optimizer.consecutive_skips < 2
+
+
 @pytest.mark.parametrize("options", [{"max_consecutive_skips": 1}, {"on_nonfinite": "raise"}])
 def test_with_block_swallows_what_the_guard_raises_and_goes_back(options: dict[str, Any]) -> None:
     model = make_model()
@@ -165,6 +180,7 @@ def test_with_block_swallows_what_the_guard_raises_and_goes_back(options: dict[s
         train(model, optimizer, make_batch(0, NAN))
         pytest.fail("the guard did not raise")
     assert recovery.rollbacks[0].cause == "error"
+    assert "grad of '0.weight (= 4.weight)' has 16 NaN" in recovery.rollbacks[0].reason
     assert recovery.step(batch=7) is True
     assert recovery.bad_batches == recovery.rollbacks[0].batches == (7,)
     with recovery:

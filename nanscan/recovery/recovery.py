@@ -152,10 +152,11 @@ class Recovery:
     ) -> bool:
         if not isinstance(error, NonFiniteError) or error is self._given_up:
             return False
-        bad = () if error.report is None else error.report.bad or getattr(error.report, "parameters", ())
+        rows = () if error.report is None else tuple(error.report.bad or getattr(error.report, "parameters", ()))
+        reason = f"{type(error).__name__}: {listed(rows) if rows else error}"
         batch = self._replay.current
         self._index += 1
-        self._roll_back(Trouble("error", str(error), tuple(bad), () if batch is None else (batch,)))
+        self._roll_back(Trouble("error", reason, rows, () if batch is None else (batch,)))
         self._went_back = True
         return True
 
