@@ -158,6 +158,11 @@ def test_one_object_at_two_places_is_reported_once_with_the_shortest_path() -> N
     assert 'also at state["deep"]["deeper"]["lock"]' in problem.reason
 
 
+@pytest.mark.parametrize("obj", [None, 3, "x", b"x", 1.5, (), ..., NotImplemented, int, len, {}, set()], ids=repr)
+def test_plain_values_are_fine_by_themselves(obj: Any) -> None:
+    assert find_unpicklable(obj) == []
+
+
 def test_cycles_end() -> None:
     state: dict[str, Any] = {"lock": threading.Lock(), "list": []}
     state["self"] = state

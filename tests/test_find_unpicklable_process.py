@@ -24,6 +24,7 @@ def _make() -> Images:
     return Images(transforms=[torch.abs, lambda x: x * 2])
 
 
+@pytest.mark.filterwarnings("ignore:Got pickle error")
 def test_a_loader_names_the_lambda_in_its_transforms() -> None:
     loader = DataLoader(_make(), num_workers=1)
     (problem,) = find_unpicklable(loader)

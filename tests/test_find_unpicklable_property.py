@@ -34,7 +34,7 @@ from tests.unpicklable import (
     StateNumber,
 )
 
-_settings = settings(max_examples=150, deadline=None, derandomize=True)
+_settings = settings(max_examples=100, deadline=None, derandomize=True)
 
 _GOOD: list[Callable[[], Any]] = [
     lambda: 3,

@@ -86,7 +86,7 @@ def tensor_loss(value: torch.Tensor) -> Iterator[tuple[str, str]]:
         hooks = getattr(value, name, None)
         if hooks:
             yield (
-                f"{len(hooks)} hook{'s' if len(hooks) > 1 else ''} of this tensor (register_hook) are not saved",
+                f"{len(hooks)} hook(s) of this tensor, registered in {name}, would not be saved",
                 "register them again after loading",
             )
 
