@@ -87,3 +87,12 @@ def test_first_bad_is_the_logical_index_in_a_channels_last_gradient():
     weight.grad = grad.to(memory_format=torch.channels_last)
     optimizer.step()
     assert optimizer.last_report.bad[0].first_bad == (1, 2, 3, 0)
+
+
+def test_parameters_that_have_no_shape_yet_are_named_with_the_one_they_get():
+    model = nn.Sequential(nn.LazyLinear(2), nn.Linear(2, 1))
+    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, on_nonfinite="raise")
+    model(torch.full((1, 3), NAN)).sum().backward()
+    with pytest.raises(nanscan.NonFiniteError, match=r"grad of '0.weight' has 6 NaN, 0 Inf of 6 \(first at \[0, 0\]\)"):
+        optimizer.step()
+    assert optimizer.last_report.bad[0].shape == (2, 3)
