@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 OUTPUT = HERE / "output"
-SUITES = ("scan", "gather", "step", "memory", "linearity", "snapshot", "background_save", "save")
+SUITES = ("scan", "gather", "step", "memory", "linearity", "snapshot", "background_save", "save", "trace")
 
 
 def main(arguments: Sequence[str]) -> int:
