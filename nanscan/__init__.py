@@ -17,7 +17,7 @@ from nanscan.errors import (
 )
 from nanscan.guard import GuardedOptimizer, wrap
 from nanscan.manager import CheckpointManager, Restored
-from nanscan.origin import Origin, trace
+from nanscan.origin import Origin, find_origin, trace
 from nanscan.pickling import PickleProblem, find_unpicklable
 from nanscan.pickling.transient import TransientState
 from nanscan.recovery import Recovery
@@ -46,6 +46,7 @@ __all__ = [
     "__version__",
     "clip_grad_norm_",
     "engine_info",
+    "find_origin",
     "find_unpicklable",
     "load",
     "save",

@@ -92,6 +92,7 @@ class _Evaluations:
             self.latest = (scan, labels, guard.scale_and_clip(scan))
             return
         report = self.report or guard.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0)
+        guard.look_for_origin(report)
         action = guard.decide(report)
         if action in ("skip", "raise"):
             raise _Unwind(report, action, scan, loss)

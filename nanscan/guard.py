@@ -42,8 +42,10 @@ class GuardedOptimizer(GuardedSteps):
         policy: Policy | None = None,
         log: Log | None = None,
         process_group: Any = None,
+        find_origin: bool = False,
     ) -> None:
         super().__init__(optimizer, Names(model), Record(), policy or Policy())
+        self._record_forwards(find_origin)
         self._agree_over(process_group)
         self._listen(log)
         self._warn_about_eps()
@@ -57,16 +59,39 @@ class GuardedOptimizer(GuardedSteps):
         self._agreement = agreement_over(process_group, params, self.model)
         self._replan()
 
+    def _record_forwards(self, wanted: bool) -> None:
+        """Follow the model's forward from now on, so that a failing one can be run again."""
+        if not wanted:
+            return
+        if self.model is None:
+            raise ValueError(
+                "find_origin=True needs the model, whose forward it runs again: "
+                "nanscan.wrap(optimizer, model, find_origin=True)"
+            )
+        from nanscan.origin.recorder import Recorder
+
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder = Recorder(self.model, self)
+
     def _warn_about_eps(self) -> None:
         for name, eps in lost_eps(self.optimizer, self._names):
             messages.warn(messages.lost_eps(name, eps))
 
-    def _update(self, model: nn.Module | None, log: Log | None, process_group: Any, options: dict[str, Any]) -> None:
+    def _update(
+        self,
+        model: nn.Module | None,
+        log: Log | None,
+        process_group: Any,
+        find_origin: bool,
+        options: dict[str, Any],
+    ) -> None:
         """What a second `wrap` changes."""
         self._settle(wait=True)
         self._set_policy(self.policy.updated(**options))
         if model is not None:
             self._names = Names(model)
+        self._record_forwards(find_origin or (model is not None and self._recorder is not None))
         if process_group is not None:
             self._agree_over(process_group)
         if log is not None:
@@ -264,7 +289,12 @@ def wrap(
         check_params_every: also scan the parameters after every so many steps, because finite gradients can make
             non-finite weights (float16 Adam whose eps is 0). Such a step can't be undone: it is named with its
             optimizer state, counted in `bad_parameter_steps`, and warned about or raised. 0: never.
-        find_origin: not in this version; True raises NotImplementedError.
+        find_origin: on the first bad step of a run, run the model's forward and backward again under
+            `nanscan.trace` and say in the report, the log and the warning which op made the NaN or Inf, and on which
+            line. Needs `model`. While all is well it keeps references to the inputs of the last forwards (up to 8 since
+            the last step) and the generator's state: some microseconds a step. The loss function can't be run again;
+            where it is at fault, the origin says so, and `observe(loss)` adds what its graph is made of. On CUDA the
+            host then decides each step.
         history: how many step reports are kept in `optimizer.history`.
         log: a path, to which one line of JSON is appended for each step, or a function that gets each `StepReport`.
         process_group: a `torch.distributed.ProcessGroup`, or True (or "default") for the default group: its ranks share
@@ -302,8 +332,6 @@ def wrap(
     >>> optimizer.step_was_skipped, optimizer.last_report.finite, optimizer.last_report.clip_factor < 1
     (False, True, True)
     """
-    if find_origin:
-        raise NotImplementedError("find_origin=True is not in this version of nanscan; leave it out")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if model is not None and not isinstance(model, nn.Module):
@@ -317,6 +345,6 @@ def wrap(
         "history": history,
     }
     if isinstance(optimizer, GuardedOptimizer):
-        optimizer._update(model, log, process_group, options)
+        optimizer._update(model, log, process_group, find_origin, options)
         return optimizer
-    return GuardedOptimizer(optimizer, model, Policy(**options), log, process_group)
+    return GuardedOptimizer(optimizer, model, Policy(**options), log, process_group, find_origin)

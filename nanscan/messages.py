@@ -40,6 +40,8 @@ def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None
             else f"the update made NaN or Inf of finite gradients: {_listed(report.parameters)}"
         )
     parts = [f"nanscan: step {report.step} {_OUTCOME[report.action].format(what=what)}."]
+    if report.origin is not None:
+        parts.append(f"{report.origin.one_line()}." + (f" Hint: {report.origin.hint}." if report.origin.hint else ""))
     if scale != 1.0 and report.skipped:
         parts.append(f"The loss scale was {scale:g}; if that made it overflow, GradScaler.update() lowers it.")
     if offender:

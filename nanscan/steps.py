@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,9 @@ from nanscan.names import Joined, Names, label_of
 from nanscan.policy import Action, Policy, clip_factor
 from nanscan.report import Label, StepReport
 from nanscan.verdict import Verdict
+
+if TYPE_CHECKING:
+    from nanscan.origin.recorder import Recorder
 
 __all__ = ["GuardedSteps"]
 
@@ -53,6 +56,7 @@ class GuardedSteps(Verdict):
         self._run_warned = False  # this run of bad steps has had its warning
         self._bad_params_warned = False
         self._agreement = None
+        self._recorder: Recorder | None = None  # of the model's last forwards, for find_origin=True
         self._set_policy(policy)
 
     def _set_policy(self, policy: Policy) -> None:
@@ -163,6 +167,7 @@ class GuardedSteps(Verdict):
 
     def _bad_step(self, scan: EngineScan, labels: Sequence[Label], scale: float, kwargs: dict[str, Any]) -> Any:
         report = self.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0)
+        self.look_for_origin(report)
         action = self.decide(report)
         if action in ("skip", "raise"):
             return self.refuse(report, action, scan, scale)
@@ -175,6 +180,8 @@ class GuardedSteps(Verdict):
     def observe(self, loss: Tensor | float) -> None:
         """Let the loss join the next scan."""
         if isinstance(loss, Tensor):
+            if self._recorder is not None:
+                self._recorder.observe(loss)
             loss = loss.detach()
             self._losses.append(loss if loss.is_floating_point() or loss.is_complex() else loss.float())
         elif isinstance(loss, (int, float)):
@@ -271,6 +278,11 @@ class GuardedSteps(Verdict):
             raise diverged
         return loss
 
+    def look_for_origin(self, report: StepReport) -> None:
+        """On the first bad step of a run, with find_origin=True: replay the forward pass and note who made it."""
+        if self._recorder is not None and not self._run_warned:
+            vars(report)["origin"] = self._recorder.look()
+
     def _clear_grads(self) -> None:
         for group in self.optimizer.param_groups:
             for param in group["params"]:
@@ -329,7 +341,7 @@ class GuardedSteps(Verdict):
     def _can_defer(self) -> bool:
         """True if flags on the device can do it: a fused optimizer on one CUDA device, "skip", nobody to call."""
         policy, inner = self.policy, self.optimizer
-        if self._agreement is not None:  # the host shares the verdict
+        if self._agreement is not None or self._recorder is not None:  # the host shares the verdict, or replays
             return False
         if self._deferred is False or policy.on_nonfinite != "skip" or policy.clip_value is not None:
             return False
