@@ -1,6 +1,7 @@
 """nanscan keeps training runs numerically healthy: one fused pass over the gradients says what is wrong and where."""
 
 from nanscan._version import __version__
+from nanscan.batches import BadBatch, BatchProblem, BatchSpec, CheckedLoader, FieldSpec, check_batch
 from nanscan.checkpoint.load import load
 from nanscan.checkpoint.save import save
 from nanscan.clip import clip_grad_norm_
@@ -25,12 +26,17 @@ from nanscan.report import Report, StepReport, TensorReport
 from nanscan.scan import scan
 
 __all__ = [
+    "BadBatch",
+    "BatchProblem",
+    "BatchSpec",
+    "CheckedLoader",
     "CheckpointError",
     "CheckpointManager",
     "CheckpointSystemError",
     "CheckpointWarning",
     "CorruptCheckpoint",
     "EngineError",
+    "FieldSpec",
     "GuardedOptimizer",
     "NonFiniteError",
     "NonFiniteWarning",
@@ -44,6 +50,7 @@ __all__ = [
     "TrainingDiverged",
     "TransientState",
     "__version__",
+    "check_batch",
     "clip_grad_norm_",
     "engine_info",
     "find_origin",

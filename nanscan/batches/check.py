@@ -37,9 +37,9 @@ def check_batch(batch: Any, spec: BatchSpec | None = None) -> list[BatchProblem]
     - with a spec: labels, tokens, positions, lengths, values, dtypes and shapes other than it allows.
 
     Args:
-        batch: tensors, numpy arrays and numbers of any dtype and shape on any devices, in any nesting of dicts (and other
-            mappings), lists, tuples, named tuples and dataclasses. The first dimension counts samples, except in a
-            list with an entry per sample.
+        batch: tensors, numpy arrays and numbers of any dtype and shape on any devices, in any nesting of dicts (and
+            other mappings), lists, tuples, named tuples and dataclasses. The first dimension counts samples, except in
+            a list with an entry per sample.
         spec: what the batches must look like; default: nothing is known.
 
     Returns:
@@ -114,20 +114,20 @@ def _by_row(plan: Plan, i: int, value: Tensor, row: Row, spec: BatchSpec) -> lis
 
 def _asked(questions: Sequence[Question], leaves: Sequence[Leaf]) -> list[BatchProblem]:
     """Ask everything first, bring the answers over together, judge then."""
-    pending = [question.ask(leaves[question.leaf][1]) for question in questions]
-    answers = iter(_brought([answer for group in pending for answer in group]))
-    found = []
-    for question, group in zip(questions, pending, strict=True):
-        found += question.judge(leaves[question.leaf][1].detach(), [next(answers) for _ in group])
+    pending = [ask(leaves[leaf][1]) for leaf, ask, _ in questions]
+    answers = _brought([answer for group in pending for answer in group])
+    found, start = [], 0
+    for (leaf, _, judge), group in zip(questions, pending, strict=True):
+        end = start + len(group)
+        found += judge(leaves[leaf][1], answers[start:end])
+        start = end
     return found
 
 
 def _brought(answers: Sequence[Tensor]) -> list[float]:
     """The numbers of 0-dim tensors; those of one device come over in one transfer, each in its 64 bits."""
-    if all(answer.is_cpu for answer in answers):
-        return [answer.item() for answer in answers]
-    told: list[float] = [0.0] * len(answers)
-    for device in {answer.device for answer in answers}:
+    told: list[float] = [answer.item() if answer.is_cpu else 0.0 for answer in answers]
+    for device in {answer.device for answer in answers if not answer.is_cpu}:
         here = [i for i, answer in enumerate(answers) if answer.device == device]
         bits = torch.stack([_bits(answers[i]) for i in here]).tolist()
         for i, number in zip(here, bits, strict=True):

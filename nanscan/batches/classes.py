@@ -50,12 +50,11 @@ def _out_of_range(
     count = int(bad.sum())
     index = _first(bad)
     path, within = field.at(index)
-    given = f"num_classes {spec.num_classes}" + (
-        f", {spec.source('num_classes')}" if spec.source("num_classes") else ""
-    )
+    source = spec.source("num_classes")
     reason = (
-        f"{field.name}: {_sample(field, index)} has {int(value[index])}, allowed 0..{classes - 1} ({given}); "
-        f"{count} of {value.numel()} bad{_guess(value[valid], value[bad], classes)}"
+        f"{field.name}: {_sample(field, index)} has {int(value[index])}, allowed 0..{classes - 1} "
+        f"(num_classes {spec.num_classes}); {count} of {value.numel()} bad{_guess(value[valid], value[bad], classes)}"
+        f"{f'; num_classes is that of {source}' if source else ''}"
     )
     return BatchProblem(path, reason, count, within, "error", "label", field.field)
 

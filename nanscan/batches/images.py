@@ -40,7 +40,7 @@ def judge_range(
 
 
 def _unscaled(low: float, high: float, bounds: tuple[float, float]) -> str:
-    if low >= 0 and 2 < high <= 255 and 0 < bounds[1] <= 1:
+    if low >= 0 and 2 < high <= 255 and 0 < bounds[1] <= 4:
         return "; images look not scaled (uint8 pixels 0..255): divide by 255"
     return ""
 
@@ -89,8 +89,8 @@ def judge_constant(field: Field, value: Tensor) -> list[BatchProblem]:
     return [
         BatchProblem(
             f"{field.path}[{sample}]",
-            f"is constant (every value is {flat[sample, 0].item():g}): a broken or blank image; normalising it by its own "
-            "range or deviation is 0/0",
+            f"is constant (every value is {flat[sample, 0].item():g}): a broken or blank image; normalising it by its "
+            "own range or deviation is 0/0",
             flat.shape[1], None, "warning", "constant", field.field,
         )
         for sample in found

@@ -23,8 +23,8 @@ def judge_mask(field: Field, value: Tensor) -> list[BatchProblem]:
     rows = _masked_rows(field.role, value).nonzero().flatten().tolist()
     more = f" ({len(rows)} of {value.shape[0]} rows do)" if len(rows) > 1 else ""
     reason = (
-        f"{field.name} row {rows[0]} masks every key{more}: the softmax over no key is NaN; drop the sample or leave it "
-        "one key"
+        f"{field.name} row {rows[0]} masks every key{more}: the softmax over no key is NaN; drop the sample or leave "
+        "it one key"
     )
     path, _ = field.at((rows[0], 0))
     return [BatchProblem(path, reason, len(rows), None, "error", "mask", field.field)]

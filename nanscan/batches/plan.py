@@ -82,7 +82,7 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         _ask_floats(plan, i, one, spec)
     if one.role in ("padding", "attention") and one.batched and len(one.shape) == 2:
         ask = partial(_mask_answer, one.role)
-        plan.questions.append(Question(i, ask, lambda value, told: judge_mask(one, value) if told[0] else []))
+        plan.questions.append(Question(i, ask, lambda value, told: judge_mask(one, value.detach()) if told[0] else []))
 
 
 def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
@@ -93,13 +93,13 @@ def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         judge = partial(_judged, judge_ids, one, spec)
     else:
         return
-    plan.questions.append(Question(i, _extremes, judge))
+    plan.questions.append(Question(i, torch.aminmax, judge))
 
 
 def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     if one.role == "label":
         if spec.num_classes is not None and not spec.source("num_classes"):
-            judge = lambda value, told: judge_probabilities(one, value, *told)  # noqa: E731
+            judge = lambda value, told: judge_probabilities(one, value.detach(), *told)  # noqa: E731
             plan.questions.append(Question(i, _extremes, judge))
         else:
             plan.targets.append(i)
@@ -112,7 +112,7 @@ def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         plan.scales.append(i)
     if picture and one.shape[0] > 1 and math.prod(one.shape[1:]) > 1:
         plan.questions.append(
-            Question(i, _constant_answer, lambda value, told: judge_constant(one, value) if told[0] else [])
+            Question(i, _constant_answer, lambda value, told: judge_constant(one, value.detach()) if told[0] else [])
         )
 
 
@@ -123,13 +123,15 @@ def _judged(
     value: Tensor,
     told: Answers,
 ) -> list[BatchProblem]:
-    return judge(one, value, told[0], told[1], spec)
+    low, high = told
+    return judge(one, value, low, high, spec)
 
 
 def _bounded(
     one: Field, bounds: tuple[float, float], spec: BatchSpec, value: Tensor, told: Answers
 ) -> list[BatchProblem]:
     """Values against bounds; an ignore index among labels is not one of the values."""
+    value = value.detach()
     if one.role == "label" and is_int(value.dtype) and (told[0] < bounds[0] or told[1] > bounds[1]):
         ignored = torch.zeros_like(value, dtype=torch.bool)
         for index in spec.ignored:

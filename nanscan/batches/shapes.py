@@ -1,4 +1,4 @@
-"""What dtypes and shapes alone say of a batch: drift from the spec, missing and empty fields, sizes that don't match."""
+"""What dtypes and shapes alone say of a batch: drift from the spec, missing and empty fields, unequal sizes."""
 
 from __future__ import annotations
 

@@ -125,7 +125,8 @@ class BatchSpec:
         from nanscan.batches.models import sizes_of
 
         found = {name: size for name, size in sizes_of(model).items() if name not in known}
-        spec = cls(**{name: size.value for name, size in found.items()}, **known)
+        arguments: dict[str, Any] = {name: size.value for name, size in found.items()}
+        spec = cls(**arguments, **known)
         spec._sources.update({name: size.source for name, size in found.items()})
         return spec
 
@@ -133,8 +134,9 @@ class BatchSpec:
     def learn(cls, batches: Iterable[Any], *, base: BatchSpec | None = None, margin: float = 1.0) -> BatchSpec:
         """A spec with what some batches have in common: the dtype and shape of each field, the range of its values.
 
-        Sizes that differ between them are free, and so are the batch size and the length of tokens and masks. Ranges are
-        learnt of floating-point fields only (a class not seen yet is no drift), not of masks.
+        Sizes that differ between them are free, and so are the batch size and the length of tokens and masks. Ranges
+        are learnt of floating-point fields only (a class not seen yet is no drift), not of masks. Fields that not every
+        batch has are left out.
 
         Args:
             batches: good ones, such as `itertools.islice(loader, 8)`; all are read.
@@ -143,7 +145,7 @@ class BatchSpec:
 
         Raises:
             BadBatch: one of the batches is bad.
-            ValueError: there is no batch, or they differ in their fields.
+            ValueError: there is no batch.
 
         >>> import nanscan
         >>> spec = BatchSpec.learn([{"x": torch.rand(4, 3)}, {"x": torch.rand(2, 3)}])

@@ -26,14 +26,14 @@ def judge_ids(field: Field, value: Tensor, low: float, high: float, spec: BatchS
     table = f"vocabulary {size}" if field.role == "token" else f"{size} positions"
     reason = (
         f"{field.name}[{', '.join(map(str, index))}] = {first}{' (negative)' if first < 0 else ''}, {table} "
-        f"(max {size - 1}{_module(spec, field)}); {count} of {value.numel()} bad{_guess(first, size, field, spec)}"
+        f"(max {size - 1}); {count} of {value.numel()} bad{_guess(first, size, field, spec)}{_source(spec, field)}"
     )
     return [BatchProblem(path, reason, count, within, "error", "token", field.field)]
 
 
-def _module(spec: BatchSpec, field: Field) -> str:
+def _source(spec: BatchSpec, field: Field) -> str:
     source = spec.source("vocab_size" if field.role == "token" else "max_positions")
-    return f", {source}" if source else ""
+    return f"; the table is that of {source}" if source else ""
 
 
 def _guess(first: int, size: int, field: Field, spec: BatchSpec) -> str:
@@ -50,7 +50,7 @@ def too_long(field: Field, spec: BatchSpec) -> list[BatchProblem]:
         return []
     length, most, source = field.shape[-1], spec.max_positions, spec.source("max_positions")
     reason = (
-        f"sequence length {length} > {most} positions{f' ({source})' if source else ''}: truncate to {most}, or enlarge "
-        "the position table"
+        f"sequence length {length} > {most} positions{f' ({source})' if source else ''}: truncate to {most}, or "
+        "enlarge the position table"
     )
     return [BatchProblem(field.path, reason, length - most, None, "error", "length", field.field)]

@@ -17,8 +17,9 @@ Step = tuple[str, Any]
 Leaf = tuple[tuple[Step, ...], Tensor]
 
 _NUMBERS = (int, float, bool, np.number, np.bool_)
-_WIDE = {torch.uint16: torch.int64, torch.uint32: torch.int64, torch.uint64: torch.int64}  # few operators know these
+_WIDE = frozenset({torch.uint16, torch.uint32, torch.uint64})  # few operators know these
 _DEEPEST = 100
+_SEQUENCES: dict[type, str] = {list: "l", tuple: "t"}
 
 
 def leaves_of(batch: Any) -> list[Leaf]:
@@ -37,7 +38,7 @@ def leaves_of(batch: Any) -> list[Leaf]:
 
 def _visit(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
     if isinstance(value, Tensor):
-        found.append((steps, value.to(_WIDE[value.dtype]) if value.dtype in _WIDE else value))
+        found.append((steps, value if value.dtype not in _WIDE else value.to(torch.int64)))
         return
     if value is None or isinstance(value, (str, bytes)):
         return
@@ -48,6 +49,11 @@ def _visit(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
         raise ValueError(f"{path_of(steps[:3])}… is nested deeper than {_DEEPEST} levels: does it hold itself?")
     if type(value) is list and _is_numbers(value):
         _add_array(value, steps, found)
+        return
+    kind = _SEQUENCES.get(type(value))
+    if kind is not None:  # the usual case, without a generator
+        for i, child in enumerate(value):
+            _visit(child, (*steps, (kind, i)), found)
         return
     for step, child in _children(value):
         _visit(child, (*steps, step), found)
