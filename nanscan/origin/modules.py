@@ -52,11 +52,17 @@ class ModuleStack:
 
     def _push(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() == self._thread:
-            if not self.stack and id(module) not in self._roots:
-                self._roots[id(module)] = module
-                self.compiled = self.compiled or is_compiled(module)
-                self._paths = self._tensors = None
+            if not self.stack:
+                self._begin(module, args)
             self.stack.append(module)
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A module is called that no other module called."""
+        self._given = [(weakref.ref(a), module, i) for i, a in enumerate(args) if isinstance(a, Tensor)]
+        if id(module) not in self._roots:
+            self._roots[id(module)] = module
+            self.compiled = self.compiled or is_compiled(module)
+            self._paths = self._tensors = None
 
     def _pop(self, module: nn.Module, args: Any, output: Any) -> None:
         if threading.get_ident() == self._thread:

@@ -200,4 +200,6 @@ def _range(item: Mapping[str, Any]) -> TensorRange:
     values = {name: value for name, value in item.items() if name in known}
     for name in ("shape", "first_bad"):
         values[name] = None if values.get(name) is None else tuple(values[name])
+    if values.get("value_at") in ("NaN", "Infinity", "-Infinity"):  # as strict JSON writes them
+        values["value_at"] = float(values["value_at"])
     return TensorRange(**values)
