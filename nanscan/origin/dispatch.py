@@ -84,7 +84,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         out = func(*args, **kwargs) if kwargs else func(*args)
         frame = _getframe(1)
         code = frame.f_code
-        place = Place(code, frame.f_lasti) if owner_of(code) == USER else place_of(frame.f_back)
+        place = Place(code, frame.f_lasti) if owner_of(code) == USER else place_of(frame)
         stack = self.modules.stack
         call = Call(func, place, stack[-1] if stack else None)
         sequence = sequence_nr() - 1
@@ -95,25 +95,22 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, run: Run) -> None:
         out = run.outputs
-        if type(out) is Tensor:
-            if out.dtype.is_floating_point or out.is_complex():
-                self._runs.append(run)
-                self._outputs.append(out)
-                self._bytes += out.nbytes
-        elif not self._add_several(run, out):
-            return
-        if self._bytes > BATCH_BYTES or len(self._outputs) > BATCH_TENSORS:
+        if type(out) is Tensor and (out.dtype.is_floating_point or out.is_complex()):
+            self._runs.append(run)
+            self._outputs.append(out)
+            self._bytes += out.nbytes
+        else:
+            self._add_several(run, out)
+        if self._bytes > BATCH_BYTES or len(self._runs) > BATCH_TENSORS:
             self.flush()
 
-    def _add_several(self, run: Run, out: Any) -> bool:
+    def _add_several(self, run: Run, out: Any) -> None:
+        """Several outputs, or integers: an op that only compares is of interest for what it took."""
         outputs = out if isinstance(out, (tuple, list)) else (out,)
         tensors = [t for t in outputs[:1] if isinstance(t, Tensor)] if run.kind.first else _floats(outputs)
-        if not tensors:
-            return False
         self._runs.append(run._replace(outputs=tensors))
         self._outputs += tensors
         self._bytes += sum(t.nbytes if t.layout is torch.strided else 0 for t in tensors)
-        return True
 
     def _writing(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> Any:
         """An op that overwrites memory: what waits is scanned first, together with what is about to be lost."""
@@ -140,7 +137,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def flush(self, extra: Sequence[Tensor] = ()) -> dict[int, Counts]:
         """Scan what waits; returns the counts of those of `extra` that are bad, by `id`."""
         runs, outputs = self._runs, self._outputs
-        if not outputs and not extra:
+        if not runs and not extra:
             return {}
         self._runs, self._outputs, self._bytes = [], [], 0
         paused, self.paused = self.paused, True  # an engine that is made of ops is not to be traced

@@ -186,11 +186,9 @@ class Judge:
             self._holders[key] = (WeakStorage(tensor.untyped_storage()), merged)
 
     def settle(self) -> None:
-        """At the end: an Inf that no op has turned into something finite, and that is still there, counts."""
-        alive = {id(f) for ref, findings in self._holders.values() if not ref.expired() for f in findings}
+        """At the end: an Inf that no op has turned into something finite is a result, and counts."""
         for finding in self.findings:
-            if not finding.counts and not finding.consumed and id(finding) in alive:
-                finding.counts = True
+            finding.counts = finding.counts or not finding.consumed
 
     def forget(self) -> None:
         """Let go of all memory."""

@@ -41,6 +41,7 @@ class Trace:
         self._model = model
         self._raises = on_origin == "raise"
         self._keeper = keeper
+        self._used = False
         self._origins: list[Origin] = []
         self._mode: OpMode | None = None
         self._stance: Any = None
@@ -60,8 +61,9 @@ class Trace:
         return list(self._origins)
 
     def __enter__(self) -> Trace:
-        if self._mode is not None:
-            raise RuntimeError("this trace is running already: make another one with nanscan.trace()")
+        if self._used:
+            raise RuntimeError("a trace runs once: make another one with nanscan.trace()")
+        self._used = True
         modules = ModuleStack(self._model)
         self._mode = mode = OpMode(Judge(modules), modules, self._keeper)
         self._watch = GraphWatch(mode.judge, mode)
@@ -96,7 +98,7 @@ class Trace:
 
     def _close(self, mode: OpMode) -> None:
         """Let go of every tensor, module and frame."""
-        self._mode = None
+        self._mode = self._model = self._keeper = None
         mode.modules.exit()
         mode.judge.forget()
         mode.calls.clear()
