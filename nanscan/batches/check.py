@@ -13,7 +13,7 @@ from nanscan import engine
 from nanscan.batches.classes import judge_uint8_targets
 from nanscan.batches.finite import nonfinite
 from nanscan.batches.images import judge_scale
-from nanscan.batches.plan import Plan, Question, plan_for
+from nanscan.batches.plan import Plan, Question, numbers, plan_for
 from nanscan.batches.problem import BatchProblem
 from nanscan.batches.spec import BatchSpec
 from nanscan.batches.walk import Leaf, leaves_of
@@ -106,9 +106,9 @@ def _by_row(plan: Plan, i: int, value: Tensor, row: Row, spec: BatchSpec) -> lis
         found += nonfinite(field, value, row, known is not None and known.allow_nan)
     if i in plan.scales:
         told = spec.value_range is not None or (known is not None and known.bounded)
-        found += judge_scale(field, value.detach(), row.inf_norm, told)
+        found += judge_scale(field, numbers(value), row.inf_norm, told)
     if i in plan.targets and row.inf_norm == 255.0:
-        found += judge_uint8_targets(field, value.detach())
+        found += judge_uint8_targets(field, numbers(value))
     return found
 
 

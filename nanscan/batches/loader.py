@@ -140,8 +140,8 @@ class CheckedLoader(Generic[T_co]):
                 self.spec, self._learner = self._learner.spec(), None
         return errors
 
-    def _note(self, index: int, problems: list[BatchProblem], skipped: bool) -> None:
-        self._records.append(BadBatchRecord(self._passes - 1, index, tuple(problems)))
+    def _note(self, record: BadBatchRecord, skipped: bool) -> None:
+        self._records.append(record)
         self.bad_batch_count += 1
         self.skipped_batches += skipped
 
@@ -180,7 +180,7 @@ class _Pass(Generic[T_co]):
     def _goes_on(self, problems: list[BatchProblem]) -> bool:
         """Deal with a bad batch; True: hand it out all the same."""
         owner, index = self._owner, self._index()
-        owner._note(index, problems, owner.on_bad == "skip")
+        owner._note(BadBatchRecord(self._epoch, index, tuple(problems)), owner.on_bad == "skip")
         text = f"batch {index} of epoch {self._epoch} is bad: {listed(problems)}"
         if owner.on_bad == "raise":
             advice = "Mend the data, or leave such batches out: CheckedLoader(..., on_bad='skip')."
@@ -213,11 +213,11 @@ class _Pass(Generic[T_co]):
             return
         last = self._owner.bad_batches[-1]
         raise BadBatch(
-            f"every one of the {self._skips} batches of epoch {self._self._epoch} was bad and skipped; the last: "
+            f"every one of the {self._skips} batches of epoch {self._epoch} was bad and skipped; the last: "
             f"{listed(last.problems)}",
             last.problems,
             last.index,
-            self._self._epoch,
+            self._epoch,
         )
 
 

@@ -22,7 +22,7 @@ from nanscan.batches.tokens import judge_ids
 from nanscan.batches.walk import Leaf
 from nanscan.engine.tensors import is_float8
 
-__all__ = ["Plan", "Question", "plan_for"]
+__all__ = ["Plan", "Question", "numbers", "plan_for"]
 
 Answers = Sequence[float]
 
@@ -82,7 +82,7 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         _ask_floats(plan, i, one, spec)
     if one.role in ("padding", "attention") and one.batched and len(one.shape) == 2:
         ask = partial(_mask_answer, one.role)
-        plan.questions.append(Question(i, ask, lambda value, told: judge_mask(one, value.detach()) if told[0] else []))
+        plan.questions.append(Question(i, ask, lambda value, told: judge_mask(one, numbers(value)) if told[0] else []))
 
 
 def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
@@ -99,7 +99,7 @@ def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
 def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     if one.role == "label":
         if spec.num_classes is not None and not spec.source("num_classes"):
-            judge = lambda value, told: judge_probabilities(one, value.detach(), *told)  # noqa: E731
+            judge = lambda value, told: judge_probabilities(one, numbers(value), *told)  # noqa: E731
             plan.questions.append(Question(i, _extremes, judge))
         else:
             plan.targets.append(i)
@@ -112,7 +112,7 @@ def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         plan.scales.append(i)
     if picture and one.shape[0] > 1 and math.prod(one.shape[1:]) > 1:
         plan.questions.append(
-            Question(i, _constant_answer, lambda value, told: judge_constant(one, value.detach()) if told[0] else [])
+            Question(i, _constant_answer, lambda value, told: judge_constant(one, numbers(value)) if told[0] else [])
         )
 
 
@@ -131,7 +131,7 @@ def _bounded(
     one: Field, bounds: tuple[float, float], spec: BatchSpec, value: Tensor, told: Answers
 ) -> list[BatchProblem]:
     """Values against bounds; an ignore index among labels is not one of the values."""
-    value = value.detach()
+    value = numbers(value)
     if one.role == "label" and is_int(value.dtype) and (told[0] < bounds[0] or told[1] > bounds[1]):
         ignored = torch.zeros_like(value, dtype=torch.bool)
         for index in spec.ignored:
@@ -144,14 +144,18 @@ def _bounded(
 def _extremes(value: Tensor) -> tuple[Tensor, ...]:
     if value.dtype is torch.bool:
         value = value.to(torch.uint8)
-    value = value.detach()
-    return tuple(torch.aminmax(value.float() if is_float8(value.dtype) else value))
+    return tuple(torch.aminmax(numbers(value)))
 
 
 def _mask_answer(role: str, value: Tensor) -> tuple[Tensor, ...]:
-    return (any_row_masked(role, value),)
+    return (any_row_masked(role, numbers(value)),)
 
 
 def _constant_answer(value: Tensor) -> tuple[Tensor, ...]:
+    return (any_may_be_constant(numbers(value)),)
+
+
+def numbers(value: Tensor) -> Tensor:
+    """The tensor without its graph and in a dtype that PyTorch can compare."""
     value = value.detach()
-    return (any_may_be_constant(value.float() if is_float8(value.dtype) else value),)
+    return value.float() if is_float8(value.dtype) else value
