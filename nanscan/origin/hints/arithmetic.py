@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import torch
 
@@ -12,6 +13,11 @@ from nanscan.origin.hints.view import View, short
 __all__ = ["ROWS"]
 
 _DIVISION = names("div true_divide reciprocal divide")
+# What stands right after the / of the line, for where no gradient is recorded.
+_CALLED = r"/\s*\(?\s*[\w.\[\]]*"
+_COUNTS = _CALLED + r"(?:sum\(|count|num_|numel\(|len\(|n_)"
+_NORM_CALL = _CALLED + r"norm\("
+_SPREAD_CALL = _CALLED + r"(?:(?:std|var)\(|max\(.*min\()"
 _NORMS = {"LinalgVectorNorm", "Norm"}
 _SPREADS = {"Std", "Var", "VarMean", "StdMean", "Max", "Amax", "Sqrt", "Min", "Amin"}
 
@@ -34,14 +40,15 @@ def _divided(view: View) -> str | None:
 
 def _by_norm(view: View) -> str | None:
     said = _divided(view)
-    if said is None or not view.made_by(1) & _NORMS:
+    if said is None or not (view.made_by(1) & _NORMS or re.search(_NORM_CALL, view.code)):
         return None
     return f"{said}, it is the norm of a zero vector"
 
 
 def _by_spread(view: View) -> str | None:
     said = _divided(view)
-    if said is None or not view.made_by(1) & _SPREADS or _dividend(view) != 0.0:
+    written = view.made_by(1) & _SPREADS or re.search(_SPREAD_CALL, view.code)
+    if said is None or not written or _dividend(view) != 0.0:
         return None
     return f"{said}, it is the spread of values that are all the same"
 
@@ -50,7 +57,7 @@ def _by_count(view: View) -> str | None:
     divisor = view.operand(1)
     if not isinstance(divisor, torch.Tensor) or view.name == "reciprocal":
         return None
-    counted = not divisor.is_floating_point() or (divisor.dim() == 0 and "Sum" in view.made_by(1) | {"Sum"})
+    counted = not divisor.is_floating_point() or "Sum" in view.made_by(1) or re.search(_COUNTS, view.code)
     said = _divided(view)
     if said is None or not counted:
         return None
@@ -65,8 +72,8 @@ def _tiny_divisor(view: View) -> str | None:
     top, divisor = _dividend(view), _divisor(view)
     if top is None or divisor is None or divisor == 0 or not math.isfinite(top) or not math.isfinite(divisor):
         return None
-    kind = "subnormal " if abs(divisor) < torch.finfo(view.bad.dtype).tiny else ""
-    return f"{short(top)} / {short(divisor)} at {view.at} is beyond {short(view.limit)}: the divisor is {kind}tiny"
+    kind = "subnormal" if abs(divisor) < torch.finfo(view.bad.dtype).tiny else "tiny"
+    return f"{short(top)} / {short(divisor)} at {view.at} is beyond {short(view.limit)}: the divisor is {kind}"
 
 
 def _inf_by_inf(view: View) -> str | None:

@@ -88,11 +88,14 @@ def _zero_to_negative(view: View) -> str | None:
 
 def _outside(view: View) -> str | None:
     value = view.value(0)
-    low = 1.0 if view.name == "acosh" else -1.0
-    high = math.inf if view.name == "acosh" else 1.0
-    if not view.nan or value is None or low <= value <= high:
+    if not view.nan or value is None or -1.0 <= value <= 1.0:
         return None
-    return f"{view.name}({short(value)}) at {view.at} is outside of its domain [{short(low)}, {short(high)}]"
+    return f"{view.name}({short(value)}) at {view.at} is outside of its domain, -1 to 1"
+
+
+def _below_one(view: View) -> str | None:
+    value = view.value(0)
+    return f"acosh({short(value)}) at {view.at} is below 1" if value is not None and value < 1.0 else None
 
 
 def _pole_at_one(view: View) -> str | None:
@@ -149,7 +152,7 @@ ROWS = (
         "log of 0",
         _LOGS,
         "log(0) is -inf",
-        "Clamp the input before the log (x.clamp(min=1e-6)) or compute in log space; for p*log(p) use torch.special.entr",
+        "Clamp the input before the log (x.clamp(min=1e-6)) or stay in log space; for p*log(p) use torch.special.entr",
         _equal(0.0, "-inf"),
     ),
     Row(
@@ -161,7 +164,7 @@ ROWS = (
     ),
     Row(
         "log of a negative number",
-        _LOGS | names("log1p"),
+        _LOGS | names("log1p special_entr"),
         "it has no real value",
         "Clamp the input before the log (x.clamp(min=1e-6)), or make it positive with softplus or exp",
         _negative,
@@ -198,7 +201,7 @@ ROWS = (
         "exp overflow",
         names("exp exp2 expm1 sinh cosh"),
         "exp(x) is beyond the dtype's largest number: above 88.7 in float32, above 11 in float16",
-        "Clamp its argument (a log-variance, a log-ratio), subtract the maximum, or stay in log space (torch.logsumexp)",
+        "Clamp its argument (a log-variance, a ratio), subtract the maximum, or stay in log space (torch.logsumexp)",
         _overflow,
     ),
     Row(
@@ -217,10 +220,17 @@ ROWS = (
     ),
     Row(
         "function outside of its domain",
-        names("acos asin acosh atanh erfinv"),
-        "acos, asin, atanh and erfinv need values within -1 and 1, acosh values from 1 on; rounding leads beyond",
+        names("acos asin atanh erfinv"),
+        "acos, asin, atanh and erfinv need values between -1 and 1; rounding leads beyond",
         "Clamp the input into the domain, with a margin for the gradient (x.clamp(-1 + 1e-6, 1 - 1e-6))",
         _outside,
+    ),
+    Row(
+        "acosh below 1",
+        names("acosh"),
+        "acosh has no real value below 1; rounding leads there",
+        "Clamp the input, with a margin for the gradient (x.clamp(min=1 + 1e-6))",
+        _below_one,
     ),
     Row(
         "atanh or erfinv of ±1",

@@ -119,7 +119,9 @@ class View:
         if not isinstance(value, Tensor):
             return None
         found = element_at(value, self.bad.shape, self.event.first_bad)
-        return found if isinstance(found, float) else None
+        if isinstance(found, str):  # a complex number: only 0 is told apart
+            return 0.0 if complex(found) == 0 else None
+        return found
 
 
 def short(value: float | None) -> str:
