@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 OUTPUT = HERE / "output"
-SUITES = ("scan", "gather", "step", "memory", "linearity", "snapshot", "background_save", "save", "trace")
+SUITES = ("scan", "gather", "step", "memory", "linearity", "snapshot", "background_save", "save", "trace", "batches")
 
 
 def main(arguments: Sequence[str]) -> int:

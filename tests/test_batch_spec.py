@@ -168,7 +168,7 @@ def sizes(model: nn.Module) -> tuple[int | None, int | None, int | None]:
         (Net(features=nn.Conv2d(3, 8, 1), classifier=nn.Sequential(Linear(8, 9), Linear(9, 7))), (None, None, 7)),
         (Net(down=nn.Conv2d(3, 8, 3), out=nn.Conv2d(8, 4, 1)), (None, None, 4)),
         (Net(cls=Linear(8, 4), score=Linear(8, 9)), (None, None, None)),  # two heads
-        (nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16), 1, enable_nested_tensor=False), (None, None, None)),
+        (Net(encoder=nn.ModuleList([nn.TransformerEncoderLayer(8, 2, 16)])), (None, None, None)),
     ],
 )  # fmt: skip
 def test_sizes_are_read_off_a_model(model: nn.Module, expected: tuple[int | None, ...]) -> None:

@@ -198,7 +198,8 @@ class _Pass(Generic[T_co]):
                 self._epoch,
             )
         if self._skips == 1:
-            warn(f"nanscan: skipped {text}. (Said once for a run of skips; all are in bad_batches.)", NonFiniteWarning)
+            said = text.replace(" is bad: ", ": ", 1)
+            warn(f"nanscan: skipped {said}. (Said once for a run of skips; all are in bad_batches.)", NonFiniteWarning)
         return False
 
     def _index(self) -> int:
