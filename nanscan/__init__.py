@@ -21,6 +21,7 @@ from nanscan.manager import CheckpointManager, Restored
 from nanscan.origin import Origin, find_origin, trace
 from nanscan.pickling import PickleProblem, find_unpicklable
 from nanscan.pickling.transient import TransientState
+from nanscan.ranges import OutOfRange, RangeRow, Watch, watch
 from nanscan.recovery import Recovery
 from nanscan.report import Report, StepReport, TensorReport
 from nanscan.scan import scan
@@ -41,7 +42,9 @@ __all__ = [
     "NonFiniteError",
     "NonFiniteWarning",
     "Origin",
+    "OutOfRange",
     "PickleProblem",
+    "RangeRow",
     "Recovery",
     "Report",
     "Restored",
@@ -49,6 +52,7 @@ __all__ = [
     "TensorReport",
     "TrainingDiverged",
     "TransientState",
+    "Watch",
     "__version__",
     "check_batch",
     "clip_grad_norm_",
@@ -59,5 +63,6 @@ __all__ = [
     "save",
     "scan",
     "trace",
+    "watch",
     "wrap",
 ]

@@ -1,0 +1,41 @@
+"""A compiled model has no modules while it runs: steps that are measured run the eager one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from nanscan.errors import NonFiniteWarning
+from nanscan.messages import warn
+from nanscan.ranges.names import compiled_layer
+
+__all__ = ["EagerSteps"]
+
+
+class EagerSteps:
+    """Switches torch.compile off while the forward of a measured step runs; does nothing for an eager model."""
+
+    def __init__(self, model: nn.Module, every: int) -> None:
+        self._stance: Any = None
+        self._needed = compiled_layer(model)
+        if self._needed:
+            steps = "each step" if every == 1 else f"one step in {every}"
+            warn(
+                f"nanscan: the watched model is compiled, and compiled code has no modules to look at: {steps} is "
+                "measured, and runs the eager model, which is slower and rounds differently. Give every=50 or more, "
+                "or watch the model before torch.compile wraps it.",
+                NonFiniteWarning,
+            )
+
+    def enter(self) -> None:
+        """Before the forward."""
+        if self._needed and self._stance is None:
+            self._stance = torch.compiler.set_stance("force_eager")
+
+    def leave(self) -> None:
+        """After it, well or not."""
+        if self._stance is not None:
+            self._stance.__exit__(None, None, None)
+            self._stance = None

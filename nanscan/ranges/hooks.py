@@ -1,0 +1,69 @@
+"""The objects that hang on modules and tensors while they are watched. A copy or pickle of one does nothing."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from nanscan.ranges.record import StepRecord
+    from nanscan.ranges.recorder import Recorder
+
+__all__ = ["GradientHook", "ModuleHook", "RootEnd", "RootStart"]
+
+
+class _Hook:
+    """Hangs on a module; a deep-copied or unpickled model is not watched, so its hooks have no recorder."""
+
+    def __init__(self, recorder: Recorder | None = None, name: str = "") -> None:
+        self.recorder = recorder
+        self.name = name
+
+    def __deepcopy__(self, memo: Any) -> _Hook:
+        return type(self)(None, self.name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (None, self.name)
+
+
+class RootStart(_Hook):
+    """Forward pre-hook of the watched model: a step begins."""
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if self.recorder is not None and not torch.compiler.is_compiling():
+            self.recorder.begin(module)
+
+
+class RootEnd(_Hook):
+    """Forward hook of the watched model, also called when it raises."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.recorder is not None and not torch.compiler.is_compiling():
+            self.recorder.end()
+
+
+class ModuleHook(_Hook):
+    """Forward hook of each module."""
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self.recorder is not None and not torch.compiler.is_compiling():
+            self.recorder.take(self.name, output)
+
+
+class GradientHook:
+    """Hook of an output tensor: its gradient belongs to the step in which the tensor was made."""
+
+    __slots__ = ("_name", "_record", "_recorder")
+
+    def __init__(self, recorder: Recorder, record: StepRecord, name: str) -> None:
+        self._recorder = weakref.ref(recorder)
+        self._record = record
+        self._name = name
+
+    def __call__(self, grad: Tensor) -> None:
+        recorder = self._recorder()
+        if recorder is not None:
+            recorder.take_gradient(self._record, self._name, grad)

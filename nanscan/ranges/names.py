@@ -1,0 +1,44 @@
+"""What the modules of a watched model are called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from nanscan.names import clean, unwrapped
+
+__all__ = ["compiled_layer", "innermost", "module_names"]
+
+
+def module_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Each module once, with its dotted path as the user knows it; the model itself under its class name.
+
+    >>> model = nn.Sequential(nn.Linear(1, 1))
+    >>> [name for name, _ in module_names(nn.DataParallel(model))]
+    ['Sequential', '0']
+    """
+    root = innermost(model)
+    for name, module in root.named_modules():
+        yield clean(name) or type(root).__name__, module
+
+
+def innermost(model: nn.Module) -> nn.Module:
+    """The model without what torch.compile and data parallelism put around it."""
+    while True:
+        inner = unwrapped(model)
+        if _is_compiled(inner):
+            inner = inner.get_submodule("_orig_mod")
+        if inner is model:
+            return model
+        model = inner
+
+
+def compiled_layer(model: nn.Module) -> bool:
+    """Whether torch.compile is one of the layers around the model."""
+    inner = unwrapped(model)
+    return _is_compiled(inner) or getattr(inner, "_compiled_call_impl", None) is not None
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    return type(module).__name__ == "OptimizedModule"
