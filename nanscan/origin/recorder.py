@@ -1,7 +1,7 @@
 """`wrap(find_origin=True)`: what is needed to run a failing step again, kept as references while all is well.
 
-A hook before the forward of the model notes its inputs, the generators and autocast; a hook after it keeps the output and
-has it retain its gradient. Nothing is copied but 5 kB of generator state, and all is let go of at the next forward.
+A hook before the forward of the model notes its inputs, the generators and autocast; a hook after it keeps the output
+and has it retain its gradient. Nothing is copied but 5 kB of generator state, and all is let go of at the next forward.
 """
 
 from __future__ import annotations
