@@ -21,6 +21,7 @@ from nanscan.manager import CheckpointManager, Restored
 from nanscan.origin import Origin, find_origin, trace
 from nanscan.pickling import PickleProblem, find_unpicklable
 from nanscan.pickling.transient import TransientState
+from nanscan.preflight_checks import Finding, preflight
 from nanscan.ranges import OutOfRange, RangeRow, Watch, watch
 from nanscan.recovery import Recovery
 from nanscan.report import Report, StepReport, TensorReport
@@ -37,6 +38,7 @@ __all__ = [
     "CheckpointWarning",
     "CorruptCheckpoint",
     "EngineError",
+    "Finding",
     "FieldSpec",
     "GuardedOptimizer",
     "NonFiniteError",
@@ -60,6 +62,7 @@ __all__ = [
     "find_origin",
     "find_unpicklable",
     "load",
+    "preflight",
     "save",
     "scan",
     "trace",
