@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["ResNet18", "SmallGPT", "gpt_step", "resnet_step"]
+__all__ = ["LSTMClassifier", "ResNet18", "SmallGPT", "UNet", "ViT", "gpt_step", "resnet_step"]
 
 
 class BasicBlock(nn.Module):
@@ -139,3 +139,68 @@ def gpt_step(batch: int = 4, length: int = 64) -> tuple[nn.Module, Callable[[], 
         return loss
 
     return model, step
+
+
+class UNet(nn.Module):
+    """A U-Net (Ronneberger et al. 2015) of three levels: `(n, channels, h, w)` -> logits `(n, classes, h, w)`."""
+
+    def __init__(self, channels: int = 1, classes: int = 1, width: int = 16) -> None:
+        super().__init__()
+        self.down1, self.down2 = double_conv(channels, width), double_conv(width, 2 * width)
+        self.bottom = double_conv(2 * width, 4 * width)
+        self.up2 = nn.ConvTranspose2d(4 * width, 2 * width, 2, 2)
+        self.conv2 = double_conv(4 * width, 2 * width)
+        self.up1 = nn.ConvTranspose2d(2 * width, width, 2, 2)
+        self.conv1 = double_conv(2 * width, width)
+        self.head = nn.Conv2d(width, classes, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        one = self.down1(x)
+        two = self.down2(F.max_pool2d(one, 2))
+        x = self.bottom(F.max_pool2d(two, 2))
+        x = self.conv2(torch.cat((self.up2(x), two), 1))
+        x = self.conv1(torch.cat((self.up1(x), one), 1))
+        logits: Tensor = self.head(x)
+        return logits
+
+
+def double_conv(width_in: int, width: int) -> nn.Sequential:
+    """Twice convolution, BatchNorm, ReLU."""
+    first = (nn.Conv2d(width_in, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True))
+    return nn.Sequential(*first, nn.Conv2d(width, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
+
+
+class LSTMClassifier(nn.Module):
+    """A bidirectional LSTM over tokens `(n, t)` int64 -> logits `(n, classes)`."""
+
+    def __init__(self, vocab: int = 200, classes: int = 4, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, width, padding_idx=0)
+        self.lstm = nn.LSTM(width, width, num_layers=2, batch_first=True, bidirectional=True, dropout=0.2)
+        self.fc = nn.Linear(2 * width, classes)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out, _ = self.lstm(self.embedding(tokens))
+        logits: Tensor = self.fc(out.mean(1))
+        return logits
+
+
+class ViT(nn.Module):
+    """A small vision transformer (Dosovitskiy et al. 2020): `(n, 3, size, size)` -> logits `(n, classes)`."""
+
+    def __init__(self, classes: int = 10, size: int = 32, patch: int = 8, width: int = 64, layers: int = 4) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, patch, patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.empty(1, (size // patch) ** 2 + 1, width))
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, 0.1, "gelu", batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat((self.cls_token.expand(x.shape[0], -1, -1), x), 1) + self.pos_embed
+        logits: Tensor = self.head(self.norm(self.encoder(x))[:, 0])
+        return logits
