@@ -43,7 +43,7 @@ class RmsHistory:
         >>> history.jump(2.0), history.jump(50.0)
         (None, 'jumped to rms 50, 100 times the median of its last 8 steps (0.5)')
         """
-        if len(self._window) < ENOUGH or rms <= OVER_PEAK * self._peak:
+        if rms <= OVER_PEAK * self._peak or len(self._window) < ENOUGH:
             return None
         median = statistics.median(value for _, value in self._window)
         if not 0.0 < JUMP * median < rms:
@@ -72,24 +72,20 @@ class Judge:
         found: OutOfRange | None = None
         for key in record.take_fresh():
             stats = record.stats[key]
-            reason = self._reason(key, stats)
+            rms = stats.rms
+            history = self._history.get(key)
+            if history is None:
+                history = self._history[key] = RmsHistory()
+            reason = _out_of_bounds(key, stats) or history.jump(rms)
             if reason is not None and found is None:
                 found = self._blame(record, key, reason)
-            if stats.rms == stats.rms:  # not NaN: something was finite
-                self._history.setdefault(key, RmsHistory()).add(record.step, stats.rms)
+            if rms == rms:  # not NaN: something was finite
+                history.add(record.step, rms)
         return found
 
     def accept(self, record: StepRecord) -> None:
         """The step ended well: activations that hold -Inf, and nothing worse, do so on purpose."""
         self._masks.update(key for key, stats in record.stats.items() if _only_negative_inf(key, stats))
-
-    def _reason(self, key: Key, stats: Stats) -> str | None:
-        if (stats.nans or stats.infs) and not _only_negative_inf(key, stats):
-            return _non_finite(stats)
-        if stats.peak > FULL * min(stats.limit, HALF_MAX) and not _is_mask(key, stats):
-            return _near_limit(stats)
-        history = self._history.get(key)
-        return history.jump(stats.rms) if history is not None else None
 
     def _blame(self, record: StepRecord, key: Key, reason: str) -> OutOfRange:
         """The row at `key`; but where NaNs are from is a -Inf that came earlier in the step and is new."""
@@ -103,6 +99,15 @@ class Judge:
                     break
         row = row_of(record.step, *key, stats)
         return OutOfRange(**{f.name: getattr(row, f.name) for f in dataclasses.fields(row)}, reason=reason)
+
+
+def _out_of_bounds(key: Key, stats: Stats) -> str | None:
+    if (stats.nans or stats.infs) and not _only_negative_inf(key, stats):
+        return _non_finite(stats)
+    bound = FULL * (stats.limit if stats.limit < HALF_MAX else HALF_MAX)
+    if (stats.high > bound or stats.low < -bound) and not _is_mask(key, stats):
+        return _near_limit(stats)
+    return None
 
 
 def _only_negative_inf(key: Key, stats: Stats) -> bool:

@@ -1,13 +1,13 @@
 """The range of one tensor in CPU memory: the engine's scan, and NumPy for what the engine doesn't say.
 
-A tensor is measured while it still lies in the cache. NumPy is used because it works on the memory as it is: it is seen
-by no dispatch mode, autocast or autograd, and for chunks that fit the cache it is as fast as PyTorch.
+A tensor is measured while it still lies in the cache. NumPy works on the memory as it is: no dispatch mode, autocast or
+autograd comes between. Small tensors are many, so that each call here counts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -23,58 +23,56 @@ __all__ = ["measure"]
 Array = npt.NDArray[Any]
 CHUNK = 1 << 16
 _AS_INTEGERS = {torch.bfloat16: 0x3880, torch.float16: 0x0400}  # bits of 2^-14
+_READ_AS_IS = frozenset({*_AS_INTEGERS, torch.float32, torch.float64})
+_TINY = np.float32(TINY)
+_SIGN_OFF = np.int16(0x7FFF)
 
 
 def measure(values: Tensor, sample: int | None) -> Stats:
-    """The range of a plain strided tensor with at least one element.
+    """The range of a strided tensor with at least one element.
 
     Args:
         values: of any floating-point or complex dtype.
         sample: zeros and underflows are counted over about as many elements, evenly spread; None: over all.
+
+    Raises:
+        BadInput: the elements can't be read.
     """
     row = engine.scan([values]).rows()[0]
-    name, limit = limit_of(values.dtype)
-    values = _readable(values.detach())
-    bad = row.nan_count + row.inf_count
+    dtype, limit = limit_of(values.dtype)
+    values = values.detach()
+    if values.dtype not in _READ_AS_IS:
+        values = _widened(values)
+    halves = _AS_INTEGERS.get(values.dtype)
+    array: Array = values.numpy() if halves is None else values.view(torch.int16).numpy()
     positive = 0
-    if bad:
+    if row.nan_count or row.inf_count:
         low, high, positive = _range_among_bad(values)
+    elif halves is not None:
+        low, high = _range_of_bits(array, values.dtype)
     else:
-        low, high = _range(values, row.inf_norm)
-    zeros, tiny = _small(values, sample)
+        high = float(np.maximum.reduce(array, axis=None))
+        low = -row.inf_norm if high < row.inf_norm else float(np.minimum.reduce(array, axis=None))
+    zeros, tiny = _small(array, halves, sample)
     return Stats(
-        values.numel(), low, high, row.finite_norm, zeros, tiny, row.nan_count, row.inf_count, positive, name, limit
+        array.size, low, high, row.finite_norm, zeros, tiny, row.nan_count, row.inf_count, positive, dtype, limit
     )
 
 
-def _readable(values: Tensor) -> Tensor:
-    """In a dtype that NumPy has, or whose bits are read."""
-    if values.dtype in _AS_INTEGERS or values.dtype in (torch.float32, torch.float64):
-        return values
-    return values.resolve_conj().to(torch.complex64).abs() if values.dtype is torch.complex32 else _wide(values)
-
-
-def _wide(values: Tensor) -> Tensor:
+def _widened(values: Tensor) -> Tensor:
+    """The modulus of a complex tensor, float8 as float32."""
+    if values.dtype is torch.complex32:
+        values = values.to(torch.complex64)
     return values.abs() if values.is_complex() else values.float()
 
 
-def _range(values: Tensor, peak: float) -> tuple[float, float]:
-    """Smallest and largest element of finite ones, the largest magnitude being known."""
-    if values.dtype in _AS_INTEGERS:
-        return _range_of_bits(values)
-    array = values.numpy()
-    high = float(np.maximum.reduce(array, axis=None))
-    return (-peak if high < peak else float(np.minimum.reduce(array, axis=None))), high
-
-
-def _range_of_bits(values: Tensor) -> tuple[float, float]:
-    """The same for 16-bit floats: sign and magnitude, which are ordered as integers are within either sign."""
-    bits = values.view(torch.int16).numpy()
+def _range_of_bits(bits: Array, dtype: torch.dtype) -> tuple[float, float]:
+    """Smallest and largest of 16-bit floats: sign and magnitude, ordered as integers are within either sign."""
     least, most = int(bits.min()), int(bits.max())
     low_bits = int(bits.view(np.uint16).max()) if least < 0 else least
     high_bits = most if most >= 0 else least
     pair = np.array([low_bits & 0xFFFF, high_bits & 0xFFFF], np.uint16).view(np.int16)
-    low, high = torch.from_numpy(pair).view(values.dtype).tolist()
+    low, high = torch.from_numpy(pair).view(dtype).tolist()
     return low, high
 
 
@@ -89,22 +87,26 @@ def _range_among_bad(values: Tensor) -> tuple[float, float, int]:
     return low, high, positive
 
 
-def _small(values: Tensor, sample: int | None) -> tuple[float, float]:
+def _small(array: Array, halves: int | None, sample: int | None) -> tuple[float, float]:
     """How many elements are 0, and how many others are below 2^-14."""
-    halves = _AS_INTEGERS.get(values.dtype)
-    flat = _flat(values.numpy() if halves is None else values.view(torch.int16).numpy())
+    flat = _flat(array)
     total = flat.size
     if sample is not None and total > 2 * sample:
         flat = np.ascontiguousarray(flat[:: _stride(total, sample)])
     zeros = below = 0
-    for chunk in _chunks(flat):
-        magnitude = np.abs(chunk) if halves is None else chunk & np.int16(0x7FFF)
-        found = np.count_nonzero(np.less(magnitude, TINY if halves is None else halves))
+    for chunk in _chunks(flat) if flat.size > CHUNK else (flat,):
+        magnitude = np.abs(chunk) if halves is None else np.bitwise_and(chunk, _SIGN_OFF)
+        found = np.count_nonzero(np.less(magnitude, _TINY if halves is None else halves))
         if found:
-            zeros += np.count_nonzero(np.equal(magnitude, 0))
-            below += found
-    scale = total / flat.size
-    return zeros * scale, (below - zeros) * scale
+            zeros += magnitude.size - int(np.count_nonzero(magnitude)) if halves is not None else _zeros(magnitude)
+            below += int(found)
+    if flat.size == total:
+        return zeros, below - zeros
+    return zeros * total / flat.size, (below - zeros) * total / flat.size
+
+
+def _zeros(magnitude: Array) -> int:
+    return int(np.count_nonzero(np.equal(magnitude, 0)))
 
 
 def _stride(total: int, sample: int) -> int:
@@ -120,5 +122,5 @@ def _flat(array: Array) -> Array:
     return array.ravel(order="K")
 
 
-def _chunks(flat: Array) -> Iterator[Array]:
+def _chunks(flat: Array) -> Iterable[Array]:
     return (flat[start : start + CHUNK] for start in range(0, flat.size, CHUNK))

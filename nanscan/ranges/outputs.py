@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nanscan.engine.result import BadInput
@@ -15,6 +16,7 @@ from nanscan.engine.tensors import resolve
 __all__ = ["Seen", "elements_of", "tensors_in"]
 
 DEPTH = 8
+_SIMPLE = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 
 
 def tensors_in(output: Any, depth: int = DEPTH) -> Iterator[Tensor]:
@@ -39,6 +41,14 @@ def _parts(output: Any) -> Iterator[Any]:
 
 def elements_of(tensor: Tensor) -> Tensor | None:
     """The plain tensor that holds the elements; None if there is none, or none that can be read."""
+    if type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu":
+        if tensor.numel() == 0 or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+            return None
+        return tensor if tensor.dtype in _SIMPLE else _resolved(tensor)
+    return _resolved(tensor)
+
+
+def _resolved(tensor: Tensor) -> Tensor | None:
     try:
         values = resolve(tensor)
     except BadInput:

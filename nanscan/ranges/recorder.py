@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nanscan.engine.result import BadInput
 from nanscan.ranges import on_cpu, on_device
 from nanscan.ranges.hooks import GradientHook
 from nanscan.ranges.outputs import Seen, elements_of, tensors_in
@@ -108,7 +110,8 @@ class Recorder:
 
     def _measure(self, record: StepRecord, name: str, kind: str, values: Tensor) -> None:
         if values.device.type == "cpu":
-            record.add((name, kind), on_cpu.measure(values, self._sample))
+            with contextlib.suppress(BadInput):  # memory that was freed or resized
+                record.add((name, kind), on_cpu.measure(values, self._sample))
         elif values.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             record.add((name, kind), on_device.launch(values))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -59,6 +60,7 @@ class Stats(NamedTuple):
         )  # fmt: skip
 
 
+@cache
 def limit_of(dtype: torch.dtype) -> tuple[str, float]:
     """A dtype's name and its largest number.
 

@@ -21,7 +21,7 @@ __all__ = ["Watch", "watch"]
 KINDS = ("activation", "gradient")
 
 
-def watch(model: nn.Module, *, every: int = 1, history: int = 64, sample: int | None = 16384) -> Watch:
+def watch(model: nn.Module, *, every: int = 1, history: int = 64, sample: int | None = 4096) -> Watch:
     """Watch the ranges of every module's activations and gradients, step by step.
 
     A step is one call of `model` in training mode with gradients enabled. Results do not change in any bit.
