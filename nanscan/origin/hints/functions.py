@@ -76,7 +76,7 @@ def _root_of_negative(view: View) -> str | None:
     base, exponent = view.value(0), view.value(1)
     if base is None or exponent is None or not base < 0 or exponent == int(exponent):
         return None
-    return f"{short(base)} ** {short(exponent)} at {view.at}: a fractional power of a negative number has no real value"
+    return f"({short(base)}) ** {short(exponent)} at {view.at}: such a power has no real value"
 
 
 def _zero_to_negative(view: View) -> str | None:

@@ -78,7 +78,7 @@ ROWS = (
         "mask added twice",
         names("add sub rsub"),
         "finfo.min + finfo.min is -inf, and a row of -inf becomes NaN in the softmax",
-        "Add the mask once, combine masks as booleans (a | b), or use masked_fill with a number that fits twice (-1e4)",
+        "Add the mask once, join masks as booleans (torch.logical_or), or masked_fill with a number that fits twice (-1e4)",
         _masked_twice,
     ),
     Row(

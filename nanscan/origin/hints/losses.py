@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from itertools import pairwise
+from typing import Any
 
 from torch import Tensor
 
@@ -44,20 +46,19 @@ def _weightless(view: View) -> str | None:
 
 def _ctc(view: View) -> str | None:
     """Repeated labels need a blank between them, so an alignment needs their number more time steps."""
-    targets, inputs, lengths = view.operand(1), view.operand(2), view.operand(3)
-    need, have, sample = None, None, None
+    targets, inputs, lengths = (_as_list(view.operand(i)) for i in (1, 2, 3))
     starts = 0
-    for i in range(len(lengths)):
-        count = int(lengths[i])
-        labels = targets[i, :count] if targets.dim() == 2 else targets[starts : starts + count]
+    for sample, (steps, count) in enumerate(zip(inputs, lengths, strict=True)):
+        labels = targets[sample][:count] if isinstance(targets[0], list) else targets[starts : starts + count]
         starts += count
-        steps = count + int((labels[1:] == labels[:-1]).sum())
-        if steps > int(inputs[i]):
-            need, have, sample = steps, int(inputs[i]), i
-            break
-    if sample is None:
-        return None
-    return f"sample {sample}: its target needs {need} time steps (labels and repeats), its input has {have}"
+        need = count + sum(a == b for a, b in pairwise(labels))
+        if need > steps:
+            return f"sample {sample}: its target needs {need} time steps (labels and repeats), its input has {steps}"
+    return None
+
+
+def _as_list(value: Any) -> list[Any]:
+    return list(value.tolist() if isinstance(value, Tensor) else value)
 
 
 def _soft_targets(view: View) -> str | None:

@@ -45,10 +45,6 @@ def _written(view: View) -> str | None:
     return "the program itself writes NaN here, as a fill value"
 
 
-def _empty(view: View) -> str | None:
-    return f"{view.name} hands out memory that nobody has written to, which may hold any number"
-
-
 ROWS = (
     Row(
         "logdet of a negative determinant",
@@ -84,12 +80,5 @@ ROWS = (
         "a fill value is NaN",
         "Mask with -inf or a large finite number where a softmax follows, or leave the elements out",
         _written,
-    ),
-    Row(
-        "uninitialised memory",
-        names("empty empty_like new_empty empty_strided new_empty_strided"),
-        "torch.empty hands out memory that nobody has written to",
-        "Use torch.zeros, or initialise it before it is read",
-        _empty,
     ),
 )
