@@ -83,6 +83,12 @@ def test_recovery_reaches_the_healthy_accuracy_where_plain_training_ends_in_nan(
     assert "float32" in output and "float16" in output
 
 
+def test_the_origin_is_found_by_itself_and_by_hand() -> None:
+    output = run_example("find_the_origin.py")
+    assert "step 5 was skipped\nNaN made by aten.div in 'pool' at " in output
+    assert "hint 0 / 0 at [3, 0]" in output and "traced by hand: aten.div in 'pool', sample 3" in output
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]
