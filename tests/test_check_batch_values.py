@@ -266,3 +266,14 @@ def test_low_precision_images_are_judged_as_well() -> None:
     for dtype in (torch.float16, torch.bfloat16, torch.float8_e5m2):
         assert check_batch({"image": torch.rand(2, 3, 4, 4).to(dtype)}, UNIT) == []
         assert only({"image": (torch.rand(2, 3, 4, 4) + 1.5).to(dtype)}, UNIT).kind == "range"
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint16, torch.uint32, torch.uint64])
+@pytest.mark.parametrize("count", [4, 4000])
+def test_labels_of_every_integer_dtype_and_length(dtype: torch.dtype, count: int) -> None:
+    labels = torch.zeros(count, dtype=torch.int64)
+    labels[3] = 100
+    for batch in ({"y": labels.to(dtype)}, {"in": {"y": labels.to(dtype)}}):
+        for _ in range(2):  # worked out, and as it was worked out before
+            assert only(batch, THREE).reason.startswith("y: sample 3 has 100, allowed 0..2")
+    assert check_batch({"y": (labels // 100).to(dtype)}, THREE) == []

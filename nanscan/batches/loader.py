@@ -129,7 +129,9 @@ class CheckedLoader(Generic[T_co]):
     def _problems(self, batch: Any) -> list[BatchProblem]:
         """The errors in a batch; warnings are said here, and a good batch is learnt from."""
         found = check_batch(batch, self.spec)
-        errors = [problem for problem in found if problem.severity == "error"] if found else found
+        if not found and self._learner is None:
+            return found
+        errors = [problem for problem in found if problem.severity == "error"]
         for problem in found:
             if problem.severity == "warning" and (problem.field, problem.kind) not in self._warned:
                 self._warned.add((problem.field, problem.kind))

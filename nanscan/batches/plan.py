@@ -19,20 +19,27 @@ from nanscan.batches.problem import BatchProblem
 from nanscan.batches.shapes import judge_shapes
 from nanscan.batches.spec import BatchSpec, FieldSpec
 from nanscan.batches.tokens import judge_ids
-from nanscan.batches.walk import Leaf
+from nanscan.batches.walk import WIDE, Leaf
 from nanscan.engine.tensors import is_float8
 
-__all__ = ["Plan", "Question", "numbers", "plan_for"]
+__all__ = ["Answer", "Plan", "Question", "numbers", "plan_for"]
 
+Answer = Tensor | float
 Answers = Sequence[float]
+_SHORT = 512
 
 
 class Question(NamedTuple):
-    """Something to compute of one tensor (0-dim tensors, on its device), and what to make of the answers."""
+    """Something to compute of one tensor, and what to make of the answers.
+
+    `ask` gives numbers, or 0-dim tensors on the device. Where the first answer is at least `fine[0]` and the last at
+    most `fine[1]`, all is well and `judge` need not look.
+    """
 
     leaf: int
-    ask: Callable[[Tensor], tuple[Tensor, ...]]
+    ask: Callable[[Tensor], Sequence[Answer]]
     judge: Callable[[Tensor, Answers], list[BatchProblem]]
+    fine: tuple[float, float] | None = None
 
 
 @dataclass
@@ -46,6 +53,7 @@ class Plan:
         scales: which of these are images whose largest magnitude is looked at.
         targets: which of these are floating-point labels of which nothing is known.
         questions: what else is asked of the values.
+        converted: True if a tensor has a dtype that has to be converted each time.
     """
 
     fields: list[Field]
@@ -54,12 +62,14 @@ class Plan:
     scales: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
+    converted: bool = False
 
 
-def plan_for(leaves: Sequence[Leaf], spec: BatchSpec) -> Plan:
-    """The plan for batches that look like these leaves."""
+def plan_for(leaves: Sequence[Leaf], spec: BatchSpec, dtypes: Sequence[torch.dtype]) -> Plan:
+    """The plan for batches that look like these leaves; `dtypes` are those before any conversion."""
     fields = fields_of(leaves)
     plan = Plan(fields, judge_shapes(fields, spec))
+    plan.converted = any(given in WIDE for given in dtypes)
     for i, (one, (_, value)) in enumerate(zip(fields, leaves, strict=True)):
         floating = one.dtype.is_floating_point or one.dtype.is_complex
         if floating:
@@ -73,7 +83,7 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     known = spec.known_of(one.field)
     if known is not None and known.bounded:
         bounds = (-math.inf if known.min is None else known.min, math.inf if known.max is None else known.max)
-        plan.questions.append(Question(i, _extremes, partial(_bounded, one, bounds, spec)))
+        plan.questions.append(Question(i, _extremes, partial(_bounded, one, bounds, spec), bounds))
     elif known == FieldSpec():
         return
     elif is_int(one.dtype):
@@ -86,28 +96,28 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
 
 
 def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
-    known = {"token": spec.vocab_size, "position": spec.max_positions}
+    ask = _short_extremes if len(one.shape) == 1 and one.shape[0] <= _SHORT else torch.aminmax
     if one.role == "label":
-        judge = partial(_judged, judge_classes, one, spec)
-    elif known.get(one.role) is not None:
-        judge = partial(_judged, judge_ids, one, spec)
-    else:
+        fine = None if any(index >= 0 for index in spec.ignored) else (0, (spec.num_classes or math.inf) - 1)
+        plan.questions.append(Question(i, ask, partial(_judged, judge_classes, one, spec), fine))
         return
-    plan.questions.append(Question(i, torch.aminmax, judge))
+    size = {"token": spec.vocab_size, "position": spec.max_positions}.get(one.role)
+    if size is not None:
+        plan.questions.append(Question(i, ask, partial(_judged, judge_ids, one, spec), (0, size - 1)))
 
 
 def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     if one.role == "label":
         if spec.num_classes is not None and not spec.source("num_classes"):
             judge = lambda value, told: judge_probabilities(one, numbers(value), *told)  # noqa: E731
-            plan.questions.append(Question(i, _extremes, judge))
+            plan.questions.append(Question(i, _extremes, judge, (0.0, 1.0)))
         else:
             plan.targets.append(i)
     if one.role not in ("image", "input"):
         return
     picture = one.batched and (len(one.shape) == 4 or (one.role == "image" and len(one.shape) == 3))
     if spec.value_range is not None:
-        plan.questions.append(Question(i, _extremes, partial(_bounded, one, spec.value_range, spec)))
+        plan.questions.append(Question(i, _extremes, partial(_bounded, one, spec.value_range, spec), spec.value_range))
     if picture or (one.role == "image" and len(one.shape) >= 2):
         plan.scales.append(i)
     if picture and one.shape[0] > 1 and math.prod(one.shape[1:]) > 1:
@@ -145,6 +155,14 @@ def _extremes(value: Tensor) -> tuple[Tensor, ...]:
     if value.dtype is torch.bool:
         value = value.to(torch.uint8)
     return tuple(torch.aminmax(numbers(value)))
+
+
+def _short_extremes(value: Tensor) -> Sequence[Answer]:
+    """Of a few integers: cheaper in Python than through two operators and two reads."""
+    if not value.is_cpu:
+        return tuple(torch.aminmax(value))
+    listed = value.tolist()
+    return min(listed), max(listed)
 
 
 def _mask_answer(role: str, value: Tensor) -> tuple[Tensor, ...]:

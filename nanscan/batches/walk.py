@@ -10,14 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Leaf", "Step", "dotted", "leaves_of", "path_of"]
+__all__ = ["WIDE", "Leaf", "Step", "dotted", "leaves_of", "path_of"]
 
 # One step: ("k", key) of a mapping, ("l", index) of a list, ("t", index) of a tuple, ("a", name) of an attribute.
 Step = tuple[str, Any]
 Leaf = tuple[tuple[Step, ...], Tensor]
 
 _NUMBERS = (int, float, bool, np.number, np.bool_)
-_WIDE = frozenset({torch.uint16, torch.uint32, torch.uint64})  # few operators know these
+WIDE = frozenset({torch.uint16, torch.uint32, torch.uint64})  # few operators know these
 _DEEPEST = 100
 _SEQUENCES: dict[type, str] = {list: "l", tuple: "t"}
 
@@ -38,7 +38,7 @@ def leaves_of(batch: Any) -> list[Leaf]:
 
 def _visit(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
     if isinstance(value, Tensor):
-        found.append((steps, value if value.dtype not in _WIDE else value.to(torch.int64)))
+        found.append((steps, value if value.dtype not in WIDE else value.to(torch.int64)))
         return
     if value is None or isinstance(value, (str, bytes)):
         return
