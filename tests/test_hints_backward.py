@@ -150,7 +150,7 @@ GRADIENTS = [
     case(
         "loss-scale overflow",
         "beyond 65504",
-        "incoming gradient of 131072",
+        "incoming gradients up to 131072",
         bad=lambda: scaled(131072.0),
         healthy=lambda: scaled(1024.0),
     ),
@@ -162,9 +162,18 @@ GRADIENTS = [
     ),
     case(
         "gradient that grew too large",
-        "incoming gradient of 1e+30 overflowed float32",
+        "incoming gradients up to 1e+30 overflowed float32",
         bad=lambda: large_gradient(1e10),
         healthy=lambda: large_gradient(1e5),
+    ),
+]
+
+MORE_GRADIENTS = [
+    case(
+        "gradient that grew too large",
+        "incoming gradients up to 1e+30 overflowed float32 in MmBackward",
+        bad=lambda: (torch.full((2, 2), 1e-38, requires_grad=True) @ torch.full((2, 2), 1e10)) * 1e30,
+        healthy=lambda: (torch.full((2, 2), 1e-38, requires_grad=True) @ torch.full((2, 2), 1e5)) * 1e30,
     ),
 ]
 
@@ -253,7 +262,7 @@ OVERFLOW = [
     ),
 ]
 
-CASES: list[Case] = [*GRADIENTS, *DECOMPOSITIONS, *OVERFLOW]
+CASES: list[Case] = [*GRADIENTS, *MORE_GRADIENTS, *DECOMPOSITIONS, *OVERFLOW]
 
 
 @params(CASES)

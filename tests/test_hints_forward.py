@@ -122,6 +122,37 @@ ARITHMETIC = [
         healthy=lambda: entropy(leaf(0.0, 0.0, -50.0)),
     ),
     case(
+        "mask multiplied with -inf",
+        "0 * -inf at [0] is NaN: a mask of 0 and 1 was multiplied",
+        bad=lambda: torch.tensor([0.0, 1.0]) * -INF,
+        healthy=lambda: leaf(1.0, 2.0).masked_fill(mask(False, True), -INF).softmax(0),
+    ),
+    case(
+        "division by a zero count",
+        "0.2 / 0 at [0]",
+        "a count over an empty selection",
+        bad=lambda: leaf(0.2, 0.7) / 0,
+        healthy=lambda: leaf(0.2, 0.7) / 1,
+    ),
+    case(
+        "division by the spread of constant values",
+        "spread or maximum",
+        bad=lambda: torch.zeros(2) / torch.zeros(2).abs().max(),
+        healthy=lambda: torch.zeros(2) / torch.zeros(2).abs().max().clamp(min=1e-6),
+    ),
+    case(
+        "division by 0",
+        "2 / 0 at [0]",
+        bad=lambda: torch.addcdiv(torch.zeros(2), torch.tensor([2.0, 3.0]), torch.tensor([0.0, 1.0])),
+        healthy=lambda: torch.addcdiv(torch.zeros(2), torch.tensor([2.0, 3.0]), torch.tensor([0.5, 1.0])),
+    ),
+    case(
+        "softmax or sigmoid by hand",
+        "torch.sigmoid",
+        bad=lambda: leaf(1000.0, 1.0).exp() / (1 + leaf(1000.0, 1.0).exp()),
+        healthy=lambda: torch.sigmoid(leaf(1000.0, 1.0)),
+    ),
+    case(
         "0 * inf",
         "0 * inf at [0]",
         bad=lambda: leaf(1000.0, 1.0).exp() * torch.tensor([0.0, 1.0]),
@@ -240,7 +271,7 @@ FUNCTIONS = [
         healthy=lambda: torch.nn.functional.softplus(leaf(1000.0, 1.0)),
     ),
     case(
-        "softmax by hand",
+        "softmax or sigmoid by hand",
         "exp(1000) at [0]",
         "torch.softmax",
         bad=lambda: leaf(1000.0, 1.0).exp() / leaf(1000.0, 1.0).exp().sum(),

@@ -26,6 +26,11 @@ def attend(masked: Tensor, heads: int = 1, need_weights: bool = True) -> Tensor:
     return out[0]
 
 
+def attend_without_gradients(masked: Tensor) -> Tensor:
+    with torch.no_grad():  # in training mode: the fused kernel is for eval
+        return attend(masked, heads=2)
+
+
 def attend_4d(masked: Tensor) -> Tensor:
     q = torch.randn(2, 2, 3, 4, requires_grad=True)
     weights = (q @ q.transpose(-1, -2)).masked_fill(masked[:, None, None], -INF).softmax(-1)
@@ -104,6 +109,18 @@ REDUCTIONS = [
         "shape [0, 3]",
         bad=lambda: F.cross_entropy(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long)),
         healthy=lambda: F.cross_entropy(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long), reduction="sum"),
+    ),
+    case(
+        "mean of an empty selection",
+        "of an empty selection",
+        bad=lambda: F.binary_cross_entropy_with_logits(torch.zeros(0), torch.zeros(0)),
+        healthy=lambda: F.binary_cross_entropy_with_logits(torch.zeros(1), torch.zeros(1)),
+    ),
+    case(
+        "mean of an empty selection",
+        "of an empty selection",
+        bad=lambda: F.kl_div(torch.zeros(0), torch.zeros(0), reduction="mean"),
+        healthy=lambda: F.kl_div(torch.zeros(0), torch.zeros(0), reduction="sum"),
     ),
     case(
         "std or var of one element",
@@ -211,6 +228,12 @@ ATTENTION = [
         healthy=lambda: attend_4d(LAST_KEY_MASKED),
     ),
     case(
+        "softmax over a fully masked row",
+        "row 2 of batch * heads: all keys masked",
+        bad=lambda: attend_without_gradients(SECOND_MASKED),
+        healthy=lambda: attend_without_gradients(LAST_KEY_MASKED),
+    ),
+    case(
         "fused attention with a fully masked row",
         "sample 1: all keys masked, row [1] of the mask [2, 3]",
         bad=lambda: encode(SECOND_MASKED),
@@ -314,6 +337,18 @@ HALF_PRECISION = [
         "0 / 0 at [0]",
         bad=lambda: step(torch.optim.AdamW, HALF, foreach=True),
         healthy=lambda: step(torch.optim.AdamW, torch.float32, foreach=True),
+    ),
+    case(
+        "eps that is 0 in float16",
+        "in spite of an eps",
+        bad=lambda: F.normalize(torch.zeros(2, 3, dtype=HALF, requires_grad=True)),
+        healthy=lambda: F.normalize(torch.zeros(2, 3, dtype=HALF), eps=1e-4),
+    ),
+    case(
+        "cast beyond the range",
+        "1e+06 at [0] was cast to float8_e5m2, which ends at 57344",
+        bad=lambda: torch.tensor([1e6, 1.0]).to(torch.float8_e5m2),
+        healthy=lambda: torch.tensor([4e4, 1.0]).to(torch.float8_e5m2),
     ),
     case(
         "cast beyond the range",

@@ -12,22 +12,22 @@ from nanscan.origin.hints.view import View, short
 
 __all__ = ["ROWS"]
 
-_DIVISION = names("div true_divide reciprocal divide")
+_DIVISION = names("div true_divide reciprocal divide addcdiv")
 # What stands right after the / of the line, for where no gradient is recorded.
-_CALLED = r"/\s*\(?\s*[\w.\[\]]*"
+_CALLED = r"/\s*\(?\s*(?:[\w.\[\]]|\([\w., -]*\))*"
 _COUNTS = _CALLED + r"(?:sum\(|count|num_|numel\(|len\(|n_)"
 _NORM_CALL = _CALLED + r"norm\("
-_SPREAD_CALL = _CALLED + r"(?:(?:std|var)\(|max\(.*min\()"
+_SPREAD_CALL = _CALLED + r"(?:std|var|max)\("
 _NORMS = {"LinalgVectorNorm", "Norm"}
 _SPREADS = {"Std", "Var", "VarMean", "StdMean", "Max", "Amax", "Sqrt", "Min", "Amin"}
 
 
 def _divisor(view: View) -> float | None:
-    return view.value(0 if view.name == "reciprocal" else 1)
+    return view.value({"reciprocal": 0, "addcdiv": 2}.get(view.name, 1))
 
 
 def _dividend(view: View) -> float | None:
-    return 1.0 if view.name == "reciprocal" else view.value(0)
+    return 1.0 if view.name == "reciprocal" else view.value(1 if view.name == "addcdiv" else 0)
 
 
 def _divided(view: View) -> str | None:
@@ -50,12 +50,16 @@ def _by_spread(view: View) -> str | None:
     written = view.made_by(1) & _SPREADS or re.search(_SPREAD_CALL, view.code)
     if said is None or not written or _dividend(view) != 0.0:
         return None
-    return f"{said}, it is the spread of values that are all the same"
+    return f"{said}, it is the spread or maximum of values that are all the same"
 
 
 def _by_count(view: View) -> str | None:
     divisor = view.operand(1)
-    if not isinstance(divisor, torch.Tensor) or view.name == "reciprocal":
+    if view.name in ("reciprocal", "addcdiv"):
+        return None
+    if isinstance(divisor, int):
+        return f"{_divided(view)}, a count over an empty selection" if divisor == 0 else None
+    if not isinstance(divisor, torch.Tensor):
         return None
     counted = not divisor.is_floating_point() or "Sum" in view.made_by(1) or re.search(_COUNTS, view.code)
     said = _divided(view)
@@ -103,6 +107,15 @@ def _zero_times_log(view: View) -> str | None:
     return f"0 * -inf at {view.at}: one operand is 0 and the other -inf, as in p * log(p) where p is 0"
 
 
+def _mask_times_inf(view: View) -> str | None:
+    numbers = [v for v in (view.operand(0), view.operand(1)) if isinstance(v, float)]
+    written = [t.numel() == 1 for t in (view.operand(0), view.operand(1)) if isinstance(t, torch.Tensor)]
+    pair = _operands(view)
+    if pair is None or pair[0] != 0.0 or not math.isinf(pair[1]) or not (numbers or any(written)):
+        return None
+    return f"0 * {short(pair[1])} at {view.at} is NaN: a mask of 0 and 1 was multiplied with {short(pair[1])}"
+
+
 def _zero_times_inf(view: View) -> str | None:
     pair = _operands(view)
     if pair is None or pair[0] != 0.0 or not math.isinf(pair[1]):
@@ -145,7 +158,7 @@ ROWS = (
     Row(
         "division by the spread of constant values",
         _DIVISION,
-        "(x - mean) / std or (x - min) / (max - min) is 0/0 where all x are the same",
+        "(x - mean) / std or (x - min) / (max - min) is 0/0 where all x are the same, x / x.max() where all are 0",
         "Add an eps to the divisor, or leave constant samples out (nanscan.check_batch finds them)",
         _by_spread,
     ),
@@ -153,7 +166,7 @@ ROWS = (
         "division by a zero count",
         _DIVISION,
         "a sum over an empty selection is divided by its count or its sum of weights, which is 0",
-        "Divide by count.clamp(min=1), or skip the term when nothing is selected",
+        "Divide by count.clamp(min=1) or max(count, 1), or skip the term when nothing is selected",
         _by_count,
     ),
     Row(
@@ -190,6 +203,13 @@ ROWS = (
         "the divisor of % or fmod is 0",
         "Keep the divisor away from 0",
         _remainder_by_zero,
+    ),
+    Row(
+        "mask multiplied with -inf",
+        names("mul"),
+        "(1 - mask) * -inf is NaN where the mask keeps something, since 0 * -inf is NaN",
+        "Use scores.masked_fill(mask == 0, -inf) with a boolean mask",
+        _mask_times_inf,
     ),
     Row(
         "0 * log 0",

@@ -41,16 +41,20 @@ def _fully_masked(view: View) -> str | None:
     if row is None or not bool((row == -math.inf).all()):
         return None
     dim = view.setting(1, "dim", -1) % max(scores.dim(), 1)
-    where = "" if scores.dim() < 2 or dim == 0 else f"sample {_sample(view, scores)}: "
+    where = "" if scores.dim() < 2 or dim == 0 else f"{_sample(view, scores)}: "
     name = view.name.strip("_")
     return f"{where}all keys masked, {name} of a row of {row.numel()} scores that are all -inf (at {view.at}) is 0/0"
 
 
-def _sample(view: View, scores: Tensor) -> int:
+def _sample(view: View, scores: Tensor) -> str:
     """Which sample of the batch; MultiheadAttention has batch * heads as first dimension."""
     first = view.at[0]
-    samples = _batch_size(view.event.args[0], scores.shape[0]) if scores.dim() == 3 else None
-    return first if samples is None else first // (scores.shape[0] // samples)
+    if view.event.module_type == "MultiheadAttention" and scores.dim() == 3:
+        samples = _batch_size(view.event.args[0], scores.shape[0])
+        if samples is None:
+            return f"row {first} of batch * heads"
+        first = first // (scores.shape[0] // samples)
+    return f"sample {first}"
 
 
 def _batch_size(scores: Tensor, rows: int) -> int | None:
@@ -62,7 +66,7 @@ def _batch_size(scores: Tensor, rows: int) -> int | None:
         if node is None:
             continue
         sizes: Any = getattr(node, "_saved_self_sym_sizes", ()) if node.name() == "ViewBackward0" else ()
-        if len(sizes) == 3 and 0 < sizes[1] < rows and rows % sizes[1] == 0 and sizes[2] % (rows // sizes[1]) == 0:
+        if len(sizes) == 3 and 0 < sizes[1] <= rows and rows % sizes[1] == 0 and sizes[2] % (rows // sizes[1]) == 0:
             return int(sizes[1])
         waiting += [child for child, _ in node.next_functions]
     return None

@@ -69,7 +69,8 @@ def _softplus(view: View) -> str | None:
 
 
 def _softmax_by_hand(view: View) -> str | None:
-    return _overflow(view) if view.name == "exp" and re.search(r"exp\(.*/.*\bsum\(", view.code) else None
+    written = re.search(r"exp\(.*/.*(\bsum\(|\b1(\.0*)?\s*\+)", view.code)
+    return _overflow(view) if view.name == "exp" and written else None
 
 
 def _root_of_negative(view: View) -> str | None:
@@ -191,10 +192,10 @@ ROWS = (
         _softplus,
     ),
     Row(
-        "softmax by hand",
+        "softmax or sigmoid by hand",
         names("exp"),
-        "exp(x) / exp(x).sum() overflows for large x",
-        "Use torch.softmax(x, dim), which subtracts the maximum first",
+        "exp(x) / exp(x).sum() and exp(x) / (1 + exp(x)) are inf / inf for large x",
+        "Use torch.softmax(x, dim), which subtracts the maximum first, or torch.sigmoid(x)",
         _softmax_by_hand,
     ),
     Row(

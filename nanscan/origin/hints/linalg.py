@@ -82,7 +82,10 @@ ROWS = (
     ),
     Row(
         "singular matrix",
-        names("linalg_inv_ex _linalg_slogdet _linalg_det linalg_inv _linalg_solve_ex linalg_solve logdet"),
+        names(
+            "linalg_inv_ex _linalg_slogdet _linalg_det linalg_inv _linalg_solve_ex linalg_solve logdet "
+            "linalg_solve_triangular triangular_solve cholesky_inverse cholesky_solve linalg_lu_solve"
+        ),
         "the inverse and the log of the determinant of a singular matrix are infinite",
         "Add a small multiple of the identity (A + 1e-6 * torch.eye(n)), or use torch.linalg.pinv or lstsq",
         _singular,

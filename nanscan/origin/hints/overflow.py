@@ -11,7 +11,7 @@ __all__ = ["ROWS"]
 
 _PRODUCTS = names(
     "mm bmm addmm baddbmm convolution dot mv linear addmv einsum _addmm_activation mkldnn_linear thnn_conv2d "
-    "cudnn_convolution mkldnn_convolution"
+    "cudnn_convolution mkldnn_convolution linalg_matrix_exp _trilinear"
 )
 _SUMS = names("sum cumsum mean prod cumprod mse_loss huber_loss smooth_l1_loss norm linalg_vector_norm logcumsumexp")
 _POINTWISE = names("mul add sub rsub pow square addcmul float_power lerp div")
@@ -58,18 +58,20 @@ def _in_float16(said: Callable[[View], str | None]) -> Callable[[View], str | No
 def _gradient(view: View) -> str | None:
     if view.event.phase != "backward" or view.nan or not view.is_float16:
         return None
-    gradient = view.gradient
-    how = "" if gradient is None else f" from an incoming gradient of {short(gradient)}"
+    gradient = view.largest_gradient
+    how = "" if gradient is None else f" from incoming gradients up to {short(gradient)}"
     return f"a gradient overflowed float16 (beyond 65504) in {view.name} at {view.at}{how}"
 
 
 def _large_gradient(view: View) -> str | None:
     if view.event.phase != "backward" or view.nan or view.is_float16:
         return None
-    gradient = view.gradient
-    if gradient is None or abs(gradient) < 1e3:
+    gradient = view.largest_gradient
+    if gradient is None:
+        return f"the sum of gradients at {view.at} is beyond {short(view.limit)} in {view.dtype}"
+    if gradient < 1e3:
         return None
-    return f"an incoming gradient of {short(gradient)} overflowed {view.dtype} in {view.name} at {view.at}"
+    return f"incoming gradients up to {short(gradient)} overflowed {view.dtype} in {view.name} at {view.at}"
 
 
 _DIVERGED = (
@@ -82,7 +84,7 @@ ROWS = (
         "float16 overflow of a matrix product or convolution",
         _PRODUCTS,
         "the products sum up to more than 65504",
-        "Use bfloat16 or float32 for this layer, or scale its input or weights down (normalise before it)",
+        "Use bfloat16 or float32 for this layer, or scale its inputs down (in attention q before q @ k.T)",
         _in_float16(_product),
     ),
     Row(

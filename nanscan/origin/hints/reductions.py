@@ -13,7 +13,7 @@ __all__ = ["ROWS"]
 
 _LOSSES = names(
     "mse_loss smooth_l1_loss huber_loss binary_cross_entropy nll_loss_forward nll_loss2d_forward soft_margin_loss "
-    "multi_margin_loss multilabel_margin_loss_forward l1_loss"
+    "multi_margin_loss multilabel_margin_loss_forward l1_loss binary_cross_entropy_with_logits kl_div"
 )
 
 

@@ -113,6 +113,13 @@ class View:
         found = (self._at(g) for g in self.event.inputs)
         return next((value for value in found if value is not None), None)
 
+    @property
+    def largest_gradient(self) -> float | None:
+        """The largest magnitude among the finite incoming gradients, None if there are none."""
+        found = [t[t.isfinite()].abs() for t in self.event.inputs if t is not None]
+        sizes = [float(t.max()) for t in found if t.numel()]
+        return max(sizes, default=None)
+
     def _at(self, value: Any) -> float | None:
         if isinstance(value, (bool, int, float)):
             return float(value)
