@@ -136,36 +136,41 @@ def _by_row(plan: Plan, i: int, value: Tensor, row: Row, spec: BatchSpec) -> lis
 
 
 def _asked(questions: Sequence[Question], values: Sequence[Tensor]) -> list[BatchProblem]:
-    """Ask everything first, bring the answers over together, judge then."""
-    pending = [question.ask(values[question.leaf]) for question in questions]
-    answers = _brought([answer for group in pending for answer in group])
+    """Ask everything, and judge; answers that lie on another device are brought over together, after the last one."""
     found: list[BatchProblem] = []
-    start = 0
-    for (leaf, _, judge, fine), group in zip(questions, pending, strict=True):
-        told = answers[start : start + len(group)]
-        start += len(group)
-        if fine is None or not (fine[0] <= told[0] and told[-1] <= fine[1]):
-            found += judge(values[leaf], told)
+    away: list[tuple[Question, Sequence[Answer]]] = []
+    for question in questions:
+        told = question.ask(values[question.leaf])
+        first = told[0]
+        if isinstance(first, Tensor):
+            if not first.is_cpu:
+                away.append((question, told))
+                continue
+            told = [answer.item() for answer in told]  # type: ignore[union-attr]
+        found += _judged(question, told, values)
+    for question, told in _brought(away) if away else ():
+        found += _judged(question, told, values)
     return found
 
 
-def _brought(answers: Sequence[Answer]) -> list[float]:
-    """The numbers of 0-dim tensors; those of one device come over in one transfer, each in its 64 bits."""
-    told: list[float] = []
-    away: dict[torch.device, list[int]] = {}
-    for i, answer in enumerate(answers):
-        if not isinstance(answer, Tensor):
-            told.append(answer)
-        elif answer.is_cpu:
-            told.append(answer.item())
-        else:
-            told.append(0.0)
-            away.setdefault(answer.device, []).append(i)
-    for places in away.values():
-        here = [answer for answer in (answers[i] for i in places) if isinstance(answer, Tensor)]
-        for i, answer, number in zip(places, here, torch.stack([_bits(a) for a in here]).tolist(), strict=True):
-            told[i] = struct.unpack("d", struct.pack("q", number))[0] if answer.is_floating_point() else number
-    return told
+def _judged(question: Question, told: Sequence[Any], values: Sequence[Tensor]) -> list[BatchProblem]:
+    fine = question.fine
+    if fine is not None and fine[0] <= told[0] and told[-1] <= fine[1]:
+        return []
+    return question.judge(values[question.leaf], told)
+
+
+def _brought(away: Sequence[tuple[Question, Sequence[Any]]]) -> list[tuple[Question, list[float]]]:
+    """The answers as numbers; those of one device come over in one transfer, each in its 64 bits."""
+    by_device: dict[torch.device, list[Tensor]] = {}
+    for _, told in away:
+        by_device.setdefault(told[0].device, []).extend(told)
+    bits = {device: iter(torch.stack([_bits(a) for a in group]).tolist()) for device, group in by_device.items()}
+    return [(question, [_number(next(bits[a.device]), a) for a in told]) for question, told in away]
+
+
+def _number(bits: int, answer: Tensor) -> float:
+    return float(struct.unpack("d", struct.pack("q", bits))[0]) if answer.is_floating_point() else bits
 
 
 def _bits(answer: Tensor) -> Tensor:
