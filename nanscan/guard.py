@@ -73,6 +73,7 @@ class GuardedOptimizer(GuardedSteps):
         if self._recorder is not None:
             self._recorder.close()
         self._recorder = Recorder(self.model, self)
+        self._replan()
 
     def _warn_about_eps(self) -> None:
         for name, eps in lost_eps(self.optimizer, self._names):
@@ -293,7 +294,8 @@ def wrap(
             `nanscan.trace` and say in the report, the log and the warning which op made the NaN or Inf, and on which
             line. Needs `model`. While all is well it keeps references to the inputs of the last forwards (up to 8 since
             the last step) and the generator's state: some microseconds a step. The loss function can't be run again;
-            where it is at fault, the origin says so, and `observe(loss)` adds what its graph is made of. On CUDA the
+            where it is at fault, the origin says so, `observe(loss)` adds what its graph is made of, and what runs
+            after the forward is traced until the next bad step has named the op (200 forwards at most). On CUDA the
             host then decides each step.
         history: how many step reports are kept in `optimizer.history`.
         log: a path, to which one line of JSON is appended for each step, or a function that gets each `StepReport`.

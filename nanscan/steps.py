@@ -71,7 +71,9 @@ class GuardedSteps(Verdict):
         """Note whether a healthy step needs nothing but the scan and the inner step."""
         listened = self._record.listener is not None
         alone = self._agreement is None
-        self._plain = alone and not listened and not self.policy.check_params_every and self._deferred is False
+        tracing = self._recorder is not None and self._recorder.loss_trace.active
+        simple = alone and not listened and not tracing
+        self._plain = simple and not self.policy.check_params_every and self._deferred is False
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
@@ -116,6 +118,9 @@ class GuardedSteps(Verdict):
     def _other_step(self, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         """A step with a closure, a gradient scaler, or parameters that may be on a CUDA device."""
         self._settle()
+        if self._recorder is not None:
+            self._recorder.loss_trace.end()
+            self._replan()
         if self._diverged is not None:
             diverged, self._diverged = self._diverged, None
             raise diverged
@@ -282,6 +287,7 @@ class GuardedSteps(Verdict):
         """On the first bad step of a run, with find_origin=True: replay the forward pass and note who made it."""
         if self._recorder is not None and not self._run_warned:
             vars(report)["origin"] = self._recorder.look()
+            self._replan()
 
     def _clear_grads(self) -> None:
         for group in self.optimizer.param_groups:

@@ -136,6 +136,30 @@ def test_a_fault_of_the_loss_function_is_said_to_be_one():
 
 
 @pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
+def test_the_next_fault_of_the_loss_function_is_named_and_results_stay_the_same():
+    results = []
+    for find in (False, True):
+        torch.manual_seed(0)
+        net = Net()
+        optimizer = nanscan.wrap(torch.optim.SGD(net.parameters(), lr=0.1), net, find_origin=find)
+        for count in (1.0, 0.0, 1.0, 1.0, 0.0, 1.0):
+            optimizer.zero_grad()
+            loss = net(torch.randn(3, 4)).sum() * 0 / torch.tensor(count)  # the loss
+            loss.backward()
+            optimizer.step()
+            net.eval()
+            net(torch.randn(3, 4))
+            net.train()
+        results.append(list(net.state_dict().values()))
+    assert [None if r.origin is None else r.origin.op for r in optimizer.history] == [
+        None, "loss", None, None, "aten.div", None,
+    ]  # fmt: skip
+    assert optimizer.history[4].origin.code.endswith("# the loss")
+    assert not torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
 def test_an_input_changed_after_the_forward_is_noted():
     net = Net()
     optimizer = guarded(net)

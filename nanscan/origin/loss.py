@@ -60,8 +60,8 @@ def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str]) 
         outputs=(what,),
         note=_note(loss, nodes),
         hint=(
-            "the model's forward and backward are finite when run again: the loss function made it. Its code can't be "
-            "run again from here: put `with nanscan.trace(model):` around the forward, the loss and backward()"
+            "the model's forward and backward are finite when run again: the loss function made it. From now on it is "
+            "traced, and the next such step names the op; or put `with nanscan.trace(model):` around a step yourself"
             + ("" if loss is not None else ", and give the loss to optimizer.observe(loss)")
         ),
     )

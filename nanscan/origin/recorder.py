@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from nanscan.names import unwrapped
+from nanscan.origin.between import LossTrace
 from nanscan.origin.loss import loss_nodes, loss_origin
 from nanscan.origin.ops import tensors_in
 from nanscan.origin.ranges import bad_counts
@@ -64,6 +65,7 @@ class Recorder:
         self._calls: deque[Recorded] = deque(maxlen=MAX_CALLS)
         self._replaying = False
         self._losses: list[Tensor] = []
+        self.loss_trace = LossTrace()
         self._handles: list[Any] = []
         if model is not None:
             self._handles = [
@@ -80,6 +82,7 @@ class Recorder:
             handle.remove()
         self._calls.clear()
         self._losses.clear()
+        self.loss_trace.end()
         self._guard = None
 
     def observe(self, loss: Tensor) -> None:
@@ -94,6 +97,8 @@ class Recorder:
         guard = self._guard()
         if guard is None:
             return self.close()
+        if self.loss_trace.active:
+            self.loss_trace.end()
         if guard._steps != self._step:
             self._step = guard._steps
             self._calls.clear()
@@ -113,11 +118,16 @@ class Recorder:
         for tensor in call.outputs:
             if tensor.requires_grad:
                 tensor.retain_grad()  # half the price of a hook in Python
+        if self.loss_trace.armed:
+            self.loss_trace.begin(model)
 
     # ---- when a step went wrong --------------------------------------------------------------------------------------
 
     def look(self) -> Origin | None:
         """Replay the calls since the last step, oldest first, until one of them makes a NaN or Inf."""
+        traced = self.loss_trace.take()
+        if traced is not None:
+            return traced
         self._replaying = True
         try:
             for call in self._calls:
@@ -154,6 +164,7 @@ class Recorder:
         loss = next((t for t in self._losses if not _finite(t)), None)
         if bad is None and loss is None:
             return None
+        self.loss_trace.arm()
         return loss_origin(loss, bad, loss_nodes(loss) if loss is not None else [])
 
 

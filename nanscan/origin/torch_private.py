@@ -3,7 +3,7 @@
 | here | what it is |
 |---|---|
 | `sequence_nr` | the number that the next autograd node of this thread gets |
-| `enter`, `leave`, `is_current`, `is_on_stack` | the stack of dispatch modes |
+| `enter`, `leave`, `is_current`, `is_on_stack`, `any_mode` | the stack of dispatch modes |
 | `no_modes` | a context in which no dispatch mode sees anything |
 | `WeakStorage` | a weak reference to a storage, with `.expired()` |
 | `replace_backward` | the one function that every backward pass goes through |
@@ -18,7 +18,17 @@ import torch
 from torch.multiprocessing import reductions
 from torch.utils import _python_dispatch
 
-__all__ = ["WeakStorage", "enter", "is_current", "is_on_stack", "leave", "no_modes", "replace_backward", "sequence_nr"]
+__all__ = [
+    "WeakStorage",
+    "any_mode",
+    "enter",
+    "is_current",
+    "is_on_stack",
+    "leave",
+    "no_modes",
+    "replace_backward",
+    "sequence_nr",
+]
 
 _dispatch: Any = _python_dispatch
 _autograd: Any = torch.autograd
@@ -46,6 +56,11 @@ def is_current(mode: Any) -> bool:
 def is_on_stack(mode: Any) -> bool:
     """True if it is anywhere on the stack."""
     return any(other is mode for other in _dispatch._get_current_dispatch_mode_stack())
+
+
+def any_mode() -> bool:
+    """True if there is any dispatch mode on the stack."""
+    return bool(_dispatch._get_current_dispatch_mode_stack())
 
 
 def replace_backward(function: Callable[..., Any]) -> Callable[..., Any]:
