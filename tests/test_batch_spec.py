@@ -280,3 +280,13 @@ def test_nothing_can_be_learnt_from_nothing() -> None:
 def test_an_unseen_class_or_longer_text_is_no_drift() -> None:
     spec = BatchSpec.learn([good(4, 7)])
     assert check_batch(good(50, 21), spec) == []
+
+
+@pytest.mark.parametrize(("batch_first", "found"), [(True, 1), (False, 0)])
+def test_the_batch_size_is_not_taken_for_a_length_where_the_model_takes_time_first(
+    batch_first: bool, found: int
+) -> None:
+    attention = nn.MultiheadAttention(4, 1, batch_first=batch_first)
+    spec = BatchSpec.from_model(Net(tok=Embedding(10, 4), pos=Embedding(20, 4), attn=attention))
+    assert len(check_batch({"input_ids": torch.ones(15, 64, dtype=torch.int64)}, spec)) == found
+    assert len(check_batch({"input_ids": torch.ones(25, 64, dtype=torch.int64)}, spec)) == 1

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-__all__ = ["Size", "sizes_of"]
+__all__ = ["Size", "sizes_of", "takes_time_first"]
 
 _TOKEN = re.compile(r"tok(en)?s?(_?emb(ed(ding)?s?)?)?|word(_?emb(ed(ding)?s?)?)?|wte|embed_tokens|shared|vocab\w*")
 _POSITION = re.compile(r"pos(ition)?(al)?s?(_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table|ids))?|wpe|pe|embed_positions")
@@ -40,6 +40,11 @@ def sizes_of(model: nn.Module) -> dict[str, Size]:
         "num_classes": _classes(model, config),
     }
     return {name: size for name, size in found.items() if size is not None}
+
+
+def takes_time_first(model: nn.Module) -> bool:
+    """True if its batches may be (time, batch): it has a recurrent or attention layer that takes them so."""
+    return any(getattr(module, "batch_first", True) is False for module in model.modules())
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

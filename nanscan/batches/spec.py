@@ -122,12 +122,14 @@ class BatchSpec:
         >>> spec.vocab_size, spec.max_positions, spec.num_classes
         (10, 4, None)
         """
-        from nanscan.batches.models import sizes_of
+        from nanscan.batches.models import sizes_of, takes_time_first
 
         found = {name: size for name, size in sizes_of(model).items() if name not in known}
         arguments: dict[str, Any] = {name: size.value for name, size in found.items()}
         spec = cls(**arguments, **known)
         spec._sources.update({name: size.source for name, size in found.items()})
+        if takes_time_first(model):
+            spec._sources["time_first"] = "maybe"
         return spec
 
     @classmethod

@@ -45,10 +45,16 @@ def _guess(first: int, size: int, field: Field, spec: BatchSpec) -> str:
 
 
 def too_long(field: Field, spec: BatchSpec) -> list[BatchProblem]:
-    """Sequences longer than the position table, told from the shape; the length is the last dimension."""
-    if spec.max_positions is None or not field.shape or field.shape[-1] <= spec.max_positions:
+    """Sequences longer than the position table, told from the shape.
+
+    The length is the last dimension; where the model may take (time, batch), it is at least the smaller one.
+    """
+    if spec.max_positions is None or not field.shape:
         return []
-    length, most, source = field.shape[-1], spec.max_positions, spec.source("max_positions")
+    length = min(field.shape[-2:]) if spec.source("time_first") else field.shape[-1]
+    most, source = spec.max_positions, spec.source("max_positions")
+    if length <= most:
+        return []
     reason = (
         f"sequence length {length} > {most} positions{f' ({source})' if source else ''}: truncate to {most}, or "
         "enlarge the position table"
