@@ -222,6 +222,40 @@ class HashedByState:
         return self is other
 
 
+class ComparesAsTensor:
+    """Compares as arrays do, and has code of its own that runs on loading."""
+
+    def __init__(self) -> None:
+        self.number = 1
+
+    def __setstate__(self, state: Any) -> None:
+        self.__dict__.update(state)
+
+    def __eq__(self, other: object) -> Any:
+        return torch.ones(3) == 1
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class SlotsCantBeSet:
+    """An immutable class as people write it; pickle restores slots by `setattr`."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        object.__setattr__(self, "number", number)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError("it is immutable")
+
+
+class Untouchable:
+    """Not even its class can be asked for."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"not to be touched: {name}")
+
+
 class Hostile:
     """Raises whenever it is looked at, and pickles all the same."""
 

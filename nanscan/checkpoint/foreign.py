@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import zipfile
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from nanscan.checkpoint import layout
 from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
 from nanscan.messages import warn
 from nanscan.pickling.stream import inspect_pickle
+from nanscan.pickling.where import places_of_names
 
 __all__ = ["check_archive", "refusal"]
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how torch.save began a file before 1.6
 _CHUNK = 1 << 20
+_NAMED = 5
+_MOST = 64 << 20  # bytes of a pickle that is looked into for places
 _KNOWN = {
     b"\x89PNG": "a PNG image", b"\xff\xd8\xff": "a JPEG image", b"\x89HDF": "an HDF5 file: give it the suffix .h5",
     b"\x93NUMPY": "a NumPy array file", b"\x1f\x8b": "compressed with gzip: unpack it first", b"%PDF": "a PDF",
@@ -102,7 +107,7 @@ def refusal(path: str, error: Exception) -> CheckpointError:
     try:
         found = inspect_pickle(path)
     except Exception:  # what torch says has to do
-        return CheckpointError(f"{path!r} is refused by weights_only=True: {str(error).splitlines()[0]}")
+        return CheckpointError(f"{path!r} is refused by weights_only=True: {_said(error)}")
     dangers = [use.danger for use in found.dangerous if use.danger]
     if dangers:
         return CheckpointError(
@@ -111,9 +116,35 @@ def refusal(path: str, error: Exception) -> CheckpointError:
         )
     names = ", ".join(use.path.removeprefix("builtins.") for use in found.refused)
     if not names:
-        return CheckpointError(f"{path!r} is refused by weights_only=True: {str(error).splitlines()[0]}")
+        unknown = f"it does not know the opcode {', '.join(found.opcodes)}" if found.opcodes else _said(error)
+        return CheckpointError(f"{path!r} is refused by weights_only=True: {unknown}")
+    where = _where(path, [use.path for use in found.refused])
     return CheckpointError(
-        f"{path!r} holds {names}, which weights_only=True refuses because unpickling it may run code. Convert it where "
-        f"the file is made (to numbers, strings, lists, tensors); or, if you trust the file, allow it with "
+        f"{path!r} holds {names}{where}, which weights_only=True refuses because unpickling it may run code. Convert "
+        f"it where the file is made (to numbers, strings, lists, tensors); or, if you trust the file, allow it with "
         f"torch.serialization.add_safe_globals([{names}]), or load with weights_only=False"
     )
+
+
+def _said(error: Exception) -> str:
+    """What torch's loader says beyond its general advice."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = [i for i, line in enumerate(lines) if "WeightsUnpickler error:" in line]
+    rest = " ".join(lines[own[0] : own[0] + 2]).partition("WeightsUnpickler error:")[2].strip() if own else ""
+    return rest or (lines[0] if lines else type(error).__name__)
+
+
+def _where(path: str, names: Sequence[str]) -> str:
+    """The first places of the names in the saved object; nothing where they can't be told."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (member,) = [item for item in archive.infolist() if item.filename.endswith("/data.pkl")]
+            if member.file_size > _MOST:
+                return ""
+            with archive.open(member) as stream:
+                places = places_of_names(io.BytesIO(stream.read()), "state")
+    except Exception:  # an old format, or nothing that pickle itself could follow
+        return ""
+    found = list(dict.fromkeys(places[name] for name in names if name in places))
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f" (at {', '.join(found[:_NAMED])}{more})" if found else ""

@@ -27,13 +27,16 @@ _GLOBALS = (type, FunctionType, BuiltinFunctionType)
 class PickleWatch:
     """Watches one torch.save from inside its pickler, which costs next to nothing where all is well.
 
+    Args:
+        huge: the state's very large integers: pickle asks nobody about numbers.
+
     Attributes:
         module: give it to torch.save as ``pickle_module``.
         suspects: what is not surely loadable with ``weights_only=True``, each type once, each function once.
     """
 
-    def __init__(self) -> None:
-        self.suspects: dict[Any, Any] = {}
+    def __init__(self, huge: Sequence[int] = ()) -> None:
+        self.suspects: dict[Any, Any] = {number: number for number in huge}
         self.storages: dict[int, str] = {}  # StorageImpl -> the key that torch.save gives it
         self._known = {id(value) for value in allowed_objects()}
         watch = self
@@ -95,7 +98,7 @@ def unpicklable(obj: Any, path: str, problems: Sequence[PickleProblem], cause: B
 def _whole(obj: Any) -> str | None:
     """What to do instead of saving a whole model or optimizer."""
     for kind, what in ((nn.Module, "model"), (torch.optim.Optimizer, "optimizer")):
-        if isinstance(obj, kind):
+        if issubclass(type(obj), kind):
             name = type(obj).__name__
             return (
                 f"a whole {what} ({name}) loads only by running code (weights_only=False). Save its state: "

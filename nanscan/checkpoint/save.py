@@ -15,17 +15,17 @@ from nanscan.checkpoint.finite import MODES, check_finite_state
 from nanscan.checkpoint.formats import Format, format_of
 from nanscan.checkpoint.picklable import PickleWatch, problems_of, unpicklable
 from nanscan.checkpoint.system import refused
-from nanscan.checkpoint.tensors import Found, tensors_in
+from nanscan.checkpoint.tensors import Found, Seen, tensors_in
 from nanscan.checkpoint.writer import DigestingWriter
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.messages import warn
-from nanscan.pickling.drop import drop_unpicklable
+from nanscan.pickling.drop import drop_all, drop_unpicklable
 from nanscan.pickling.naming import caller_frame, root_name
+from nanscan.pickling.problem import PickleProblem
 
 __all__ = ["save"]
 
 _UNTOUCHED = "The file that was there is untouched"
-_ROUNDS = 3  # of leaving things out: what is left of a container may be refused in its turn
 _OVERHEAD = 4096  # bytes of an archive beyond its tensors, roughly
 
 
@@ -76,16 +76,16 @@ def save(
         )
     name = path_of(path)
     form, root = format_of(name), root_name(obj, caller_frame())
-    for _ in range(_ROUNDS if on_unpicklable == "drop" else 0):
-        try:
-            _save(obj, root, name, form, check_finite)
-            return Path(name)
-        except CheckpointError as error:
-            problems = getattr(error, "problems", None)
-            if not problems:
-                raise
-            obj = _without(obj, name, problems)
-    _save(obj, root, name, form, check_finite)
+    try:
+        _save(obj, root, name, form, check_finite)
+    except CheckpointError as error:
+        problems = getattr(error, "problems", None)
+        if on_unpicklable == "raise" or not problems:
+            raise
+        left = _without(obj, root, name, form, problems)
+        if left is obj:
+            raise
+        _save(left, root, name, form, check_finite)
     return Path(name)
 
 
@@ -101,11 +101,14 @@ def path_of(path: Any) -> str:
 
 
 def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str) -> None:
-    found = tensors_in(obj)
+    seen = Seen()
+    found = _tensors_in(obj, root, path, seen)
     try:
         with replacing(target_of(path)) as new:
             if form is None:
-                whole = _write_torch(obj, root, new.fd, path, found, lambda: check_finite_state(found, path, mode))
+                whole = _write_torch(
+                    obj, root, new.fd, path, found, seen, lambda: check_finite_state(found, path, mode)
+                )
                 new.check = lambda fd: digest.check_written(fd, path, whole)
             else:
                 form.prepare(obj, path)
@@ -115,13 +118,31 @@ def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str)
                 new.check = lambda fd: form.check(fd, path)
     except OSError as error:
         raise refused(error, path, "save", _bytes_of(found), _UNTOUCHED if os.path.isfile(path) else "") from error
+    if seen.lost_functions and not _is_managers(obj):
+        warn(
+            f"saved to {path!r} without the functions of a scheduler, which its state_dict() leaves out: "
+            f"{', '.join(seen.lost_functions)}. Make the scheduler with the same functions before load_state_dict()",
+            CheckpointWarning,
+        )
+
+
+def _is_managers(obj: Any) -> bool:
+    """A `CheckpointManager` has said what its file leaves out."""
+    return type(obj) is dict and obj.get("format") == "nanscan-checkpoint"
+
+
+def _tensors_in(obj: Any, root: str, path: str, seen: Seen) -> list[Found]:
+    try:
+        return tensors_in(obj, seen)
+    except RecursionError as error:
+        raise unpicklable(obj, path, problems_of(obj, root, ()), error) from error
 
 
 def _write_torch(
-    obj: Any, root: str, fd: int, path: str, found: Sequence[Found], check: Callable[[], None]
+    obj: Any, root: str, fd: int, path: str, found: Sequence[Found], seen: Seen, check: Callable[[], None]
 ) -> digest.Written:
     """Write the archive with its digests; ``check`` is called after pickling, before the first byte is written."""
-    watch = PickleWatch()
+    watch = PickleWatch(seen.huge)
 
     def before_writing() -> None:
         if not watch.is_loadable():
@@ -163,9 +184,15 @@ def _has_storage(item: Found) -> bool:
     return not item.tensor.is_meta
 
 
-def _without(obj: Any, path: str, problems: Sequence[Any]) -> Any:
-    """The state without what can't be saved, after a warning that names all of it."""
-    left = drop_unpicklable(obj, problems)
+def _without(obj: Any, root: str, path: str, form: Format | None, problems: Sequence[PickleProblem]) -> Any:
+    """The state without what can't be saved, after a warning that names all of it; itself where nothing can go."""
+    if form is None:
+        left, found = drop_all(obj, name=root, weights_only=True)
+        problems = [problem for problem in found if problem.severity == "error"]
+    else:
+        left = drop_unpicklable(obj, problems)
+    if left is obj:
+        return obj
     listed = "\n  ".join(problem.describe() for problem in problems)
     warn(f"nanscan.save left {len(problems)} value(s) out of {path!r}:\n  {listed}", CheckpointWarning)
     return left

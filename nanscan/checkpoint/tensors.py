@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Found", "tensors_in"]
+from nanscan.pickling.lost import lost_function
+from nanscan.pickling.parts import own_attributes
+
+__all__ = ["Found", "Seen", "tensors_in"]
 
 _LEAVES = frozenset(
     {bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device, torch.Size}
 )
+
+_LONG = 2000  # bits; a little more takes another opcode
 
 
 class Found(NamedTuple):
@@ -28,7 +34,20 @@ class Found(NamedTuple):
         return self.path + self.note
 
 
-def tensors_in(obj: Any) -> list[Found]:
+@dataclass
+class Seen:
+    """What else a walk came by.
+
+    Attributes:
+        huge: integers that pickle writes with an opcode of its own.
+        lost_functions: where a scheduler's state has None for a function, by path.
+    """
+
+    huge: list[int] = field(default_factory=list)
+    lost_functions: list[str] = field(default_factory=list)
+
+
+def tensors_in(obj: Any, seen: Seen | None = None) -> list[Found]:
     """The tensors in dicts, lists, tuples, sets, modules, optimizers and attributes of objects, in order.
 
     A top-level key stands alone, deeper ones in brackets: ``optimizer["state"][3]["exp_avg"]``.
@@ -37,40 +56,45 @@ def tensors_in(obj: Any) -> list[Found]:
     >>> [found.path for found in tensors_in({"model": {"fc.weight": torch.ones(1)}, "seen": [torch.ones(1)]})]
     ['model["fc.weight"]', 'seen[0]']
     """
-    return list(_Walk().walk(obj, ""))
+    return list(_Walk(seen or Seen()).walk(obj, ""))
 
 
 class _Walk:
     """One walk; an object that is reached twice is entered once (tensors are listed under every path)."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Seen) -> None:
+        self.seen = seen
         self.entered: dict[int, Any] = {}  # id -> object, kept alive so that no id is used twice
         self.names: Mapping[Any, str] = {}
 
     def walk(self, value: Any, path: str) -> Iterator[Found]:
-        if isinstance(value, Tensor):
+        if issubclass(type(value), Tensor):  # isinstance would ask the value's own __class__
             yield Found(path or "tensor", value)
         elif type(value) not in _LEAVES and id(value) not in self.entered:
             self.entered[id(value)] = value
             yield from self._inside(value, path)
+        elif type(value) is int and value.bit_length() > _LONG:
+            self.seen.huge.append(value)
 
     def _inside(self, value: Any, path: str) -> Iterator[Found]:
-        if isinstance(value, Mapping):
+        kind = type(value)
+        if issubclass(kind, Mapping):
             yield from self._mapping(value, path)
-        elif isinstance(value, (list, tuple, deque, set, frozenset)):
+        elif issubclass(kind, (list, tuple, deque, set, frozenset)):
             for name, item in _items(value):
                 yield from self.walk(item, f"{path}{name}" if path else name.lstrip("."))
-        elif isinstance(value, nn.Module):
+        elif issubclass(kind, nn.Module):
             for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
                 yield Found(_dotted(path, name), tensor)
-        elif isinstance(value, torch.optim.Optimizer):
+        elif issubclass(kind, torch.optim.Optimizer):
             yield from self._mapping(value.state_dict(), path)
-        elif not isinstance(value, type) and not callable(value):
-            for name, item in list(getattr(value, "__dict__", {}).items()):
+        elif not issubclass(kind, type) and not callable(value):
+            for name, item in own_attributes(value).items():
                 yield from self.walk(item, _dotted(path, name))
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Iterator[Found]:
         names = _parameter_names(value)
+        self.seen.lost_functions += [f"{_keyed(path, key)}[{index}]" for key, index in lost_function(value)]
         for key, item in list(value.items()):
             inner = _keyed(path, key)
             if names and key == "state" and isinstance(item, Mapping):

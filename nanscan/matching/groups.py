@@ -13,6 +13,7 @@ from torch import Tensor
 __all__ = ["matched_groups"]
 
 _NO_OPTIONS = ("params", "param_names")
+_SCHEDULERS = ("initial_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr")  # what these put in
 
 
 def matched_groups(
@@ -38,6 +39,7 @@ def matched_groups(
         options = _merged(number, [saved[i] for i, _ in sources.most_common()], notes)
         if not sources:
             notes.append(f"group {number} keeps its options: none of its parameters is in the checkpoint")
+        notes += _strangers(number, group, options)
         groups.append({**group, **{key: _like(value, group.get(key)) for key, value in options.items()}})
         groups[-1]["params"] = places
     return groups, notes
@@ -54,6 +56,18 @@ def _merged(number: int, sources: Sequence[Mapping[str, Any]], notes: list[str])
             values = ", ".join(repr(item) for item in [value, *others])
             notes.append(f"group {number} was several groups with different {key} ({values}): the first is taken")
     return chosen
+
+
+def _strangers(number: int, own: Mapping[str, Any], saved: Mapping[str, Any]) -> list[str]:
+    """A note where options are missing and others too many; a newer torch only adds some, a program too."""
+    lacking = sorted(own.keys() - saved.keys() - {*_NO_OPTIONS, *_SCHEDULERS}) if saved else []
+    strange = sorted(saved.keys() - own.keys() - {*_NO_OPTIONS, *_SCHEDULERS})
+    if not lacking or not strange:
+        return []
+    return [
+        f"group {number} has options of another kind of optimizer: the checkpoint has {', '.join(strange)}, and no "
+        f"{', '.join(lacking)}"
+    ]
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nanscan.errors import CheckpointError
 from nanscan.state_copy import copy_state
 
 __all__ = ["put_state"]
@@ -45,6 +46,12 @@ def put_state(
         optimizer.load_state_dict({"state": {**handed, **others}, "param_groups": list(groups)})
         for place, state in exact.items():
             _undo_casts(optimizer.state, params[place], state, torchs)
+    except (KeyError, IndexError, TypeError, AttributeError) as error:  # what it takes for granted is not there
+        before.restore()
+        raise CheckpointError(
+            f"{type(optimizer).__name__} can't take this state: {type(error).__name__}: {error}. Is it another kind of "
+            "optimizer's? Nothing was loaded"
+        ) from error
     except BaseException:
         before.restore()
         raise

@@ -125,14 +125,31 @@ def _on_path(top: str) -> bool:
 
 
 def _source(value: Any) -> str:
-    code = getattr(value, "__code__", None)
+    code = getattr(_unwrapped(value), "__code__", None)
     if isinstance(code, types.CodeType):
         return f" at {code.co_filename}:{code.co_firstlineno}"
     for method in vars(value).values() if isinstance(value, type) else ():  # a class does not know its line
-        if isinstance(method, types.FunctionType) and method.__code__.co_filename != "<string>":
+        if _is_written_there(method, value):
             return f" in {method.__code__.co_filename} (first method at line {method.__code__.co_firstlineno})"
     file = getattr(sys.modules.get(getattr(value, "__module__", "") or ""), "__file__", None)
     return f" in {file}" if file else ""
+
+
+def _unwrapped(function: Any) -> Any:
+    """The function that decorators (torch.no_grad, torch.compile) wrapped: the one that somebody wrote."""
+    for _ in range(100):
+        inner = vars(function).get("__wrapped__") if isinstance(function, types.FunctionType) else None
+        if inner is None:
+            break
+        function = inner
+    return function
+
+
+def _is_written_there(method: Any, owner: type) -> bool:
+    """Whether it is a method from the class's own text; dataclasses and enums add some of theirs."""
+    if not isinstance(method, types.FunctionType) or method.__code__.co_filename == "<string>":
+        return False
+    return bool(method.__globals__.get("__name__") == owner.__module__)
 
 
 def _full(value: Any) -> str:

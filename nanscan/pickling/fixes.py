@@ -60,7 +60,7 @@ def raised(value: Any, error: BaseException) -> tuple[str, str]:
         return f"{text[0].upper()}{text[1:]}" if text else "it can't be pickled", (
             "drop it in __getstate__ (nanscan.TransientState), or keep what it is made from"
         )
-    if isinstance(value, torch.nn.Module):
+    if issubclass(type(value), torch.nn.Module):
         return f"saving it raises {said(error)}", "save its state_dict()"
     return f"saving it raises {said(error)}", (
         "mend its __getstate__, __reduce__ or __reduce_ex__, or drop the object from what is saved"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ def lost_with(value: Any, whole: Saved) -> tuple[str, str] | None:
     kind = type(value)
     if issubclass(kind, nn.Module):
         return _lost_weights(value, kind, whole)
+    if issubclass(kind, torch.optim.Optimizer):
+        return _lost_hooks(value, whole)
     if whole.state or whole.items is not None or whole.pairs is not None:
         return None
     attributes = [name for name in own_attributes(value) if not name.startswith("__")]
@@ -42,6 +44,21 @@ def lost_with(value: Any, whole: Saved) -> tuple[str, str] | None:
 def _gone(what: str, attributes: list[str]) -> tuple[str, str]:
     shown = ", ".join(attributes[:4]) + (f" and {len(attributes) - 4} more" if len(attributes) > 4 else "")
     return f"{what}: it loads without its attributes ({shown})", _KEEP
+
+
+def _lost_hooks(optimizer: Any, whole: Saved) -> tuple[str, str] | None:
+    kept = whole.state if issubclass(type(whole.state), dict) else {}
+    hooks = {
+        name: len(held)
+        for name, held in own_attributes(optimizer).items()
+        if name.endswith("_hooks") and name not in kept and issubclass(type(held), dict) and held
+    }
+    if not hooks:
+        return None
+    return (
+        f"{sum(hooks.values())} hook(s) of this optimizer, registered in {', '.join(hooks)}, would not be saved",
+        "register them again after loading",
+    )
 
 
 def _lost_weights(module: nn.Module, kind: type, whole: Saved) -> tuple[str, str] | None:
@@ -91,7 +108,7 @@ def tensor_loss(value: torch.Tensor) -> Iterator[tuple[str, str]]:
             )
 
 
-def lost_function(value: dict[Any, Any]) -> Iterator[tuple[str, int]]:
+def lost_function(value: Mapping[Any, Any]) -> Iterator[tuple[str, int]]:
     """Where in a scheduler's state dict a function was replaced by None: (key, position)."""
     functions = value.get("lr_lambdas")
     if type(functions) is list and "last_epoch" in value:

@@ -7,7 +7,7 @@ import copyreg
 import enum
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,14 +57,14 @@ def saved(value: Any, table: Any) -> Saved | str:
     return Saved(*answer)
 
 
-def contents(value: Any) -> Iterator[Part]:
-    """The parts of a list, tuple, dict, set or frozenset, or of an array of objects."""
+def contents(value: Any, is_odd: Callable[[Any], bool] | None = None) -> Iterator[Part]:
+    """The parts of a list, tuple, dict, set or frozenset, or of an array of objects; of atoms the odd ones only."""
     kind = type(value)
     if kind is dict:
         for position, (key, held) in enumerate(value.items()):
-            if type(key) not in ATOMS:
+            if type(key) not in ATOMS or (is_odd is not None and is_odd(key)):
                 yield (("key", position),), key
-            if type(held) not in ATOMS:
+            if type(held) not in ATOMS or (is_odd is not None and is_odd(held)):
                 yield (item_step(key, position),), held
     elif issubclass(kind, np.ndarray):
         if value.dtype == object:
@@ -72,7 +72,7 @@ def contents(value: Any) -> Iterator[Part]:
     else:
         step = "key" if kind in (set, frozenset) else "item"
         for position, held in enumerate(value):
-            if type(held) not in ATOMS:
+            if type(held) not in ATOMS or (is_odd is not None and is_odd(held)):
                 yield ((step, position),), held
 
 

@@ -14,7 +14,7 @@ __all__ = ["Finding", "Place"]
 _NAMED = 3
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # two places are the same if they are one; the values' own __eq__ may do anything
 class Place:
     """A value and how it was reached."""
 
@@ -45,7 +45,7 @@ class Place:
         return found[::-1]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Finding:
     """What is wrong at a place; `also` are other places of the same object."""
 

@@ -14,6 +14,7 @@ import types
 import uuid
 from argparse import Namespace
 from collections import deque
+from typing import Any
 
 import numpy as np
 import torch
@@ -57,13 +58,15 @@ _FORMS: tuple[tuple[tuple[type, ...], str], ...] = (
     ((deque,), "store list(x)"),
     ((array.array,), "store x.tolist()"),
     ((bytes,), "store bytearray(x)"),
+    ((int,), "store str(x), or a float"),
+    ((type(...), type(NotImplemented)), "store None, or a word"),
     ((BaseException,), "store str(x)"),
 )
 _BUILTIN_BASES = (dict, list, tuple, set, str, int, float, complex, bytearray)
 _OF_GLOBALS = {"builtins.frozenset": "store set(x)", "builtins.bytes": "store bytearray(x): an empty bytes is refused"}
 
 
-def plain_form(value: object) -> str:
+def plain_form(value: Any) -> str:
     """What to store instead of this object.
 
     >>> import datetime
@@ -72,22 +75,22 @@ def plain_form(value: object) -> str:
     """
     if type(value).__module__.partition(".")[0] == "omegaconf":
         return "store OmegaConf.to_container(x, resolve=True)"
-    if isinstance(value, np.ndarray) and value.dtype.kind not in "biufc":
+    if issubclass(type(value), np.ndarray) and value.dtype.kind not in "biufc":
         return "store x.astype(str).tolist()" if value.dtype.kind in "mM" else "store x.tolist()"
     for kinds, text in _FORMS:
-        if isinstance(value, kinds):
+        if issubclass(type(value), kinds):
             return text
     return _by_shape(value)
 
 
 def _by_shape(value: object) -> str:
     """Kinds that are known by what they offer rather than by a base class."""
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(type(value)):
         return "store dataclasses.asdict(x)"
-    if isinstance(value, tuple) and hasattr(type(value), "_fields"):
+    if issubclass(type(value), tuple) and hasattr(type(value), "_fields"):
         return "store tuple(x), or x._asdict()"
     for base in _BUILTIN_BASES:
-        if isinstance(value, base):
+        if issubclass(type(value), base):
             exact = type(value) is base
             return "store plain values in it only" if exact else f"store {base.__name__}(x)"
     for method in ("model_dump", "state_dict", "to_dict", "asdict", "_asdict"):

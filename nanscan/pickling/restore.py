@@ -90,6 +90,8 @@ def unsettled(value: Any, whole: Saved) -> str | None:
     hook = own_hook(kind, "__setstate__", "__new__", "__getattribute__", "__getnewargs__", "__getnewargs_ex__")
     if hook:
         return hook
+    if type(whole.state) is tuple and not has(kind, "__setstate__") and own_hook(kind, "__setattr__"):
+        return "__setattr__"  # what is in slots is set by it
     if issubclass(type(whole.func), type) and whole.func not in NEW:
         own = own_hook(whole.func, "__init__", "__new__") or own_hook(kind, "__reduce__", "__reduce_ex__")
         return f"{whole.func.__name__}(…)" if own and not issubclass(kind, enum.Enum) else None

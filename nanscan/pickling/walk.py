@@ -17,6 +17,7 @@ from nanscan.pickling.naming import type_name
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Part, Saved, contents, parts, saved
 from nanscan.pickling.places import Finding, Place
 from nanscan.pickling.trust import own_hook
+from nanscan.pickling.weights_only import surely_plain
 
 __all__ = ["Refused", "Walk"]
 
@@ -39,6 +40,7 @@ class Walk:
         self.unsettled: list[Place] = []
         self._for_process = for_process
         self._refused = refused
+        self._is_odd = None if refused is None else lambda value: type(value) in ATOMS and not surely_plain(value)
         self._table = light.dispatch_table(for_process)
         self._seen: dict[int, Any] = {}  # holds what it has seen: an id is not given twice meanwhile
         self._made: list[Saved] = []
@@ -58,7 +60,7 @@ class Walk:
                 continue
             self._seen[id(value)] = value
             for steps, child in self.children(place):
-                if type(child) not in ATOMS and not _empty(child):
+                if (type(child) not in ATOMS and not _empty(child)) or (self._is_odd and self._is_odd(child)):
                     queue.append(place.child(child, steps))
 
     def skipped(self) -> frozenset[int]:
@@ -93,6 +95,8 @@ class Walk:
         kind = type(value)
         if kind in CONTAINERS:
             yield from self._container(place, value)
+        elif kind in ATOMS:
+            self._ask_weights_only(place)
         elif issubclass(kind, torch.Tensor):
             yield from self._tensor(place, value)
         elif issubclass(kind, np.ndarray) and not own_hook(kind, "__reduce__", "__reduce_ex__"):
@@ -123,7 +127,7 @@ class Walk:
             self._lost_functions(place, value)
         if type(value) in (dict, set) and restore.holds_itself_as_key(value):
             self.unsettled.append(list(place.upwards())[-1])  # it depends on where pickle came from
-        yield from contents(value)
+        yield from contents(value, None if place.refused else self._is_odd)
 
     def _lost_functions(self, place: Place, value: dict[Any, Any]) -> None:
         for key, position in lost.lost_function(value):
@@ -241,5 +245,5 @@ def _empty(value: Any) -> bool:
 
 def _inner_model(value: Any) -> list[Part]:
     """The model in a wrapper that refuses to be saved: it is what will be saved instead."""
-    inner = vars(value).get("_modules", {}).get("module") if isinstance(value, torch.nn.Module) else None
+    inner = vars(value).get("_modules", {}).get("module") if issubclass(type(value), torch.nn.Module) else None
     return [] if inner is None else [((("attr", "module"),), inner)]

@@ -21,7 +21,7 @@ import torch
 from nanscan.pickling.plain_forms import plain_form, plain_form_of_global
 from nanscan.pickling.safe_globals import allowed, allowed_objects, never_allowed, python3_name, resolve
 
-__all__ = ["refused", "unknown_opcodes"]
+__all__ = ["refused", "surely_plain", "unknown_opcodes"]
 
 _torch: Any = torch  # its storages and its loader are not typed
 _code2op: dict[str, pickletools.OpcodeInfo] = {opcode.code: opcode for opcode in pickletools.opcodes}
@@ -54,7 +54,7 @@ def refused(value: object) -> tuple[str, str] | None:
     store str(x); or, if only trusted files are loaded,
     call torch.serialization.add_safe_globals([pathlib.PurePosixPath]) before loading
     """
-    if _surely_plain(value):
+    if surely_plain(value):
         return None
     try:
         data, storages = _pickled(value)
@@ -64,7 +64,8 @@ def refused(value: object) -> tuple[str, str] | None:
     return None if error is None else _explain(value, data, error)
 
 
-def _surely_plain(value: Any) -> bool:
+def surely_plain(value: Any) -> bool:
+    """Whether it loads, told by its type alone; False: it has to be tried."""
     kind = type(value)
     if kind in _PLAIN or kind is bytearray:
         return True
