@@ -4,12 +4,16 @@
     python benchmarks/bench_trace.py            the same as a plain table, in one minute
 
 Each row is one forward and backward; the rows of a model take turns, so that a busy machine slows all of them alike.
+sherlorch has a row where it is installed. Below the tables: what `wrap(find_origin=True)` adds to a healthy step of the
+demo network (goal: at most 1 %). Times are of the processor, so that a busy machine disturbs them less.
+
 Goals: traced <= 1.25 x plain on ResNet-18 and <= 1.8 x on the GPT; what tracing adds is at most a third (ResNet-18), a
 fifth (GPT) of what a dispatch mode with `isfinite().all()` adds.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import statistics
 import sys
 import time
@@ -19,10 +23,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nanscan
 from benchmarks.models import gpt_step, resnet_step
+from nanscan.demo.model import DigitNet
 
 GOALS = {"ResNet-18": (1.25, 3.0), "GPT, 4 layers": (1.8, 5.0)}
 MODELS = {"ResNet-18": resnet_step, "GPT, 4 layers": gpt_step}
@@ -46,6 +52,12 @@ class FiniteMode(TorchDispatchMode):
         return out
 
 
+def _sherlorch() -> AbstractContextManager[Any]:
+    import sherlorch
+
+    return sherlorch.trace()  # forward only
+
+
 WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "plain": nullcontext,
     "nanscan.trace": nanscan.trace,
@@ -53,6 +65,8 @@ WAYS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "dispatch mode + isfinite": FiniteMode,
     "anomaly mode": lambda: torch.autograd.set_detect_anomaly(True),
 }
+if importlib.util.find_spec("sherlorch"):
+    WAYS["sherlorch"] = _sherlorch
 
 
 def measure(name: str, rounds: int = 15) -> dict[str, float]:
@@ -62,9 +76,9 @@ def measure(name: str, rounds: int = 15) -> dict[str, float]:
     for round_ in range(rounds + 2):
         for way, make in WAYS.items():
             with make():
-                start = time.perf_counter()
+                start = time.process_time()
                 step()
-                spent = time.perf_counter() - start
+                spent = time.process_time() - start
             if round_ >= 2:
                 times[way].append(spent * 1e3)
     return {way: statistics.median(values) for way, values in times.items()}
@@ -80,6 +94,38 @@ def table(name: str, times: dict[str, float]) -> str:
     other = times["dispatch mode + isfinite"] - plain
     lines.append(f"  goals: <= {ratio} x; adds {other / max(added, 1e-9):.1f} x less than isfinite (>= {less})")
     return "\n".join(lines)
+
+
+def recorder(rounds: int = 1500) -> str:
+    """What find_origin=True costs while all is well."""
+    steps = [_guarded_step(find) for find in (False, True)]
+    times: list[list[float]] = [[], []]
+    for _ in range(rounds):
+        for step, spent in zip(steps, times, strict=True):
+            start = time.process_time_ns()
+            step()
+            spent.append((time.process_time_ns() - start) / 1e3)
+    off, on = (statistics.median(sorted(spent)[: rounds // 2]) for spent in times)
+    return f"demo network, guarded step: {off:.0f} us, with find_origin=True {on:.0f} us: {(on / off - 1) * 100:+.2f} %"
+
+
+def _guarded_step(find_origin: bool) -> Callable[[], None]:
+    torch.manual_seed(0)
+    model, images, labels = DigitNet(), torch.rand(64, 64), torch.randint(0, 10, (64,))
+    optimizer = nanscan.wrap(torch.optim.AdamW(model.parameters()), model, find_origin=find_origin)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    return step
+
+
+@pytest.mark.parametrize("find_origin", [False, True])
+def test_guarded_step(benchmark: Any, find_origin: bool) -> None:
+    benchmark.group = "trace: a healthy guarded step of the demo network"
+    benchmark.pedantic(_guarded_step(find_origin), rounds=300, warmup_rounds=20)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -98,6 +144,7 @@ def test_step(benchmark: Any, name: str, way: str) -> None:
 def main() -> int:
     for name in MODELS:
         print(table(name, measure(name)), flush=True)
+    print(recorder())
     return 0
 
 

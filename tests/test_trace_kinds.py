@@ -165,3 +165,34 @@ def test_gradient_hook_that_makes_nan_is_said():
 
     origin = origin_of(run)
     assert origin.phase == "backward" and "a hook changed it" in origin.note
+
+
+def test_a_bad_gradient_given_to_backward_is_said_to_be_an_input():
+    x = torch.ones(2, requires_grad=True)
+    origin = origin_of(lambda: (x * 2).backward(torch.tensor([float("nan"), 0.0])))
+    assert (origin.op, origin.phase, origin.name) == ("input", "backward", "the gradient given to backward()")
+
+
+def test_transforms_of_torch_func_are_traced():
+    origin = origin_of(lambda: torch.func.grad(lambda v: v.sqrt().sum())(torch.zeros(3)))
+    assert (origin.op, origin.kind, origin.phase) == ("SqrtBackward0", "inf", "backward")
+    assert origin_of(lambda: torch.func.vmap(lambda v: (v - v).log())(torch.ones(3, 2))).op == "aten.log"
+
+
+def test_meta_tensors_and_inference_mode_are_no_obstacle():
+    with torch.inference_mode():
+        assert origin_of(lambda: torch.tensor([-1.0]).sqrt()).op == "aten.sqrt"
+    with nanscan.trace() as t:
+        torch.empty(3, device="meta").sqrt()
+    assert t.origins == []
+
+
+def test_inference_fast_path_of_the_transformer_stays_on():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, 2).eval()
+    x, mask = torch.randn(2, 4, 8), torch.tensor([[False] * 4, [False, False, True, True]])
+    with torch.no_grad():
+        plain = encoder(x, src_key_padding_mask=mask)
+        with nanscan.trace(encoder) as t:
+            traced = encoder(x, src_key_padding_mask=mask)
+    assert torch.equal(plain, traced) and t.origins == []

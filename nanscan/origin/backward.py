@@ -18,8 +18,9 @@ from nanscan.origin.dispatch import OpMode, scan_bad, unseen
 from nanscan.origin.frames import source_of
 from nanscan.origin.judge import Call, Judge
 from nanscan.origin.node import NodeRun, node_origin, saved_of
-from nanscan.origin.ranges import bad_counts
-from nanscan.origin.torch_private import enter, is_current, is_on_stack, leave, replace_backward, sequence_nr
+from nanscan.origin.ranges import bad_counts, range_of
+from nanscan.origin.record import Origin
+from nanscan.origin.torch_private import enter, is_current, is_on_stack, leave, plain, replace_backward, sequence_nr
 
 __all__ = ["GraphWatch", "install", "uninstall"]
 
@@ -126,7 +127,7 @@ class GraphWatch:
             bad = scan_bad(new)
             if bad:
                 self._judge(node, made, incoming, bad)
-            self._last = (node, {t.data_ptr(): t.numel() for t in new if t.layout is torch.strided})
+            self._last = (node, {_pointer(t): t.numel() for t in new})
         if sequence_nr() != self._mapped:
             self._map_new_nodes(node)
 
@@ -139,10 +140,10 @@ class GraphWatch:
         if gradient is None or self._bad:
             return
         last, memory = self._last
-        seen = len(parents) == 1 and gradient.layout is torch.strided and parents[0] is last
-        if not (seen and memory.get(gradient.data_ptr()) == gradient.numel()) and scan_bad([gradient]):
+        seen = len(parents) == 1 and parents[0] is last
+        if not (seen and memory.get(_pointer(gradient)) == gradient.numel()) and scan_bad([gradient]):
             with unseen():
-                self._between(parents, gradient)
+                self._between(parents, plain(gradient))
             self.mode.found()
 
     def _before_checkpoint(self, incoming: Any) -> None:
@@ -160,16 +161,16 @@ class GraphWatch:
     # ---- what was found ----------------------------------------------------------------------------------------------
 
     def _judge(self, node: Any, made: Any, incoming: Any, bad: dict[int, tuple[int, int]]) -> None:
+        position = next(i for i, t in enumerate(made) if t is not None and id(t) in bad)
         with unseen():
-            found = self._judged(node, made, incoming, bad)
+            found = self._judged(node, [plain(t) for t in made], [plain(t) for t in incoming], position)
         if found:
             self.mode.found()
 
-    def _judged(self, node: Any, made: Any, incoming: Any, bad: dict[int, tuple[int, int]]) -> bool:
+    def _judged(self, node: Any, made: list[Any], incoming: list[Any], position: int) -> bool:
         counts = [bad_counts(t) for t in incoming if t is not None]
         nan_in, inf_in = any(c[0] for c in counts), any(c[1] for c in counts)
-        position = next(i for i, t in enumerate(made) if t is not None and id(t) in bad)
-        is_nan = any(c[0] for c in bad.values())
+        is_nan = any(t is not None and bad_counts(t)[0] for t in made)
         known, self._bad = self._bad, True
         if nan_in or inf_in:
             if not known:
@@ -179,7 +180,7 @@ class GraphWatch:
                 self._became_nan(node)
             return True
         run = NodeRun(node, self._call(node), tuple(made), tuple(incoming), position, saved_of(node))
-        return self._produced(run, "nan" if bad[id(made[position])][0] else "inf")
+        return self._produced(run, "nan" if bad_counts(made[position])[0] else "inf")
 
     def _produced(self, run: NodeRun, kind: str) -> bool:
         """Finite gradients went in and a bad one came out."""
@@ -216,7 +217,9 @@ class GraphWatch:
         kind = "nan" if bad_counts(gradient)[0] else "inf"
         node = self._last[0] if self._last[0] in parents or not parents else parents[-1]
         if node is None:
-            return  # the gradient that backward() was given
+            given = range_of("the gradient given to backward()", gradient.detach())
+            self.judge.add(Origin(kind, "backward", "input", name=given.name, outputs=(given,)))
+            return
         note = "a sum of gradients overflowed, or a hook changed it, after this node"
         run = NodeRun(node, self._call(node), (gradient,), (), 0, {})
         self.judge.add(node_origin(run, kind, self.judge.modules, note))
@@ -247,6 +250,14 @@ def _node_of(root: Any) -> Any:
     if isinstance(root, Tensor):
         return root.grad_fn
     return getattr(root, "node", None)  # a GradientEdge
+
+
+def _pointer(tensor: Tensor) -> int:
+    """Where its elements are; 0 for one without memory of its own (sparse, or wrapped by `torch.func`)."""
+    try:
+        return tensor.data_ptr() if tensor.layout is torch.strided else 0
+    except RuntimeError:
+        return 0
 
 
 def _word(kind: str) -> str:

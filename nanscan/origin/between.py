@@ -33,7 +33,7 @@ class LossTrace:
         self.armed, self._left = True, MAX_FORWARDS
 
     def begin(self, model: nn.Module) -> None:
-        """The model's forward has ended. Not inside another dispatch mode, which would expect to be on top at its end."""
+        """The model's forward has ended. Not inside another dispatch mode, which has to be on top when it ends."""
         if not self.armed or self._trace is not None or any_mode() or not (model.training and torch.is_grad_enabled()):
             return
         self._left -= 1

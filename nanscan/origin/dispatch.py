@@ -23,7 +23,7 @@ from nanscan.origin.keep import Keeper
 from nanscan.origin.modules import ModuleStack
 from nanscan.origin.ops import Kind, kind_of
 from nanscan.origin.ranges import Counts
-from nanscan.origin.torch_private import no_modes, sequence_nr
+from nanscan.origin.torch_private import no_modes, plain, sequence_nr
 
 __all__ = ["Calls", "OpMode", "scan_bad", "unseen"]
 
@@ -177,7 +177,7 @@ def _one_by_one(tensors: Sequence[Tensor]) -> dict[int, Counts]:
     bad: dict[int, Counts] = {}
     for tensor in tensors:
         try:
-            scan = engine.scan([tensor])
+            scan = engine.scan([plain(tensor)])
         except BadInput:  # meta and fake tensors, say: nothing in them to be found
             continue
         if not scan.finite:

@@ -12,6 +12,7 @@ from nanscan.origin.judge import Call
 from nanscan.origin.modules import ModuleStack
 from nanscan.origin.ranges import bad_counts, element_at, first_bad_of, range_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
+from nanscan.origin.torch_private import plain
 from nanscan.origin.writing import hint_of, source_and_note
 
 __all__ = ["NodeRun", "node_origin", "saved_of"]
@@ -38,14 +39,14 @@ def saved_of(node: Any) -> dict[str, Any]:
     """What a node's forward had saved, by name; what has been freed is left out."""
     if hasattr(node, "saved_tensors"):
         try:
-            return {f"saved {i}": t for i, t in enumerate(node.saved_tensors)}
+            return {f"saved {i}": plain(t) for i, t in enumerate(node.saved_tensors)}
         except RuntimeError:
             return {}
     found: dict[str, Any] = {}
     for name in dir(node):
         if name.startswith("_saved_"):
             try:
-                found[name.removeprefix("_saved_")] = getattr(node, name)
+                found[name.removeprefix("_saved_")] = plain(getattr(node, name))
             except RuntimeError:  # freed, or a hook refuses
                 continue
     return found

@@ -6,6 +6,7 @@
 | `enter`, `leave`, `is_current`, `is_on_stack`, `any_mode` | the stack of dispatch modes |
 | `no_modes` | a context in which no dispatch mode sees anything |
 | `WeakStorage` | a weak reference to a storage, with `.expired()` |
+| `plain` | what is inside the wrappers of `torch.func` |
 | `replace_backward` | the one function that every backward pass goes through |
 """
 
@@ -26,12 +27,14 @@ __all__ = [
     "is_on_stack",
     "leave",
     "no_modes",
+    "plain",
     "replace_backward",
     "sequence_nr",
 ]
 
 _dispatch: Any = _python_dispatch
 _autograd: Any = torch.autograd
+_functorch: Any = torch._C._functorch
 
 WeakStorage: Any = reductions.StorageWeakRef
 no_modes: Any = _dispatch._disable_current_modes
@@ -61,6 +64,13 @@ def is_on_stack(mode: Any) -> bool:
 def any_mode() -> bool:
     """True if there is any dispatch mode on the stack."""
     return bool(_dispatch._get_current_dispatch_mode_stack())
+
+
+def plain(tensor: Any) -> Any:
+    """The tensor inside the wrappers that `torch.func` puts around it."""
+    while isinstance(tensor, torch.Tensor) and _functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = _functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def replace_backward(function: Callable[..., Any]) -> Callable[..., Any]:
