@@ -130,13 +130,13 @@ GRADIENTS = [
         healthy=lambda: torch.ones(2) / leaf(1e-15, 1.0),
     ),
     case(
-        "gradient of log or rsqrt near 0",
+        "gradient of log, rsqrt or lgamma near 0",
         "gradient of log at 9.99995e-41",
         bad=lambda: leaf(1e-40, 1.0).log(),
         healthy=lambda: leaf(1e-30, 1.0).log(),
     ),
     case(
-        "gradient of log or rsqrt near 0",
+        "gradient of log, rsqrt or lgamma near 0",
         "gradient of rsqrt at 1e-30",
         bad=lambda: leaf(1e-30, 1.0).rsqrt(),
         healthy=lambda: leaf(1e-20, 1.0).rsqrt(),
@@ -169,6 +169,12 @@ GRADIENTS = [
 ]
 
 MORE_GRADIENTS = [
+    case(
+        "gradient of log, rsqrt or lgamma near 0",
+        "gradient of lgamma at 9.99995e-41",
+        bad=lambda: leaf(1e-40, 1.0).lgamma(),
+        healthy=lambda: leaf(1e-30, 1.0).lgamma(),
+    ),
     case(
         "gradient that grew too large",
         "incoming gradients up to 1e+30 overflowed float32 in MmBackward",

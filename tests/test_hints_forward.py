@@ -30,6 +30,18 @@ def over_sum(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (x * weights).sum() / total
 
 
+def clipped(first: float) -> torch.Tensor:
+    weight = torch.nn.Parameter(torch.zeros(2))
+    weight.grad = torch.tensor([first, 1.0])
+    torch.nn.utils.clip_grad_norm_([weight], 1.0)
+    return weight.grad
+
+
+def stretched(x: torch.Tensor, eps: float) -> torch.Tensor:
+    low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True) + eps
+    return (x - low) / (high - low)
+
+
 ARITHMETIC = [
     case(
         "division by the norm of a zero vector",
@@ -46,7 +58,7 @@ ARITHMETIC = [
     ),
     case(
         "division by a zero count",
-        "0 / 0 at []",
+        "0 / 0: the divisor",
         "divisor is exactly 0",
         "shape []",
         bad=lambda: (leaf(0.2, 0.7) * mask(False, False)).sum() / mask(False, False).sum(),
@@ -120,6 +132,19 @@ ARITHMETIC = [
         "at [2]",
         bad=lambda: entropy(leaf(0.0, 0.0, -INF), repaired=True),
         healthy=lambda: entropy(leaf(0.0, 0.0, -50.0)),
+    ),
+    case(
+        "clipping of an Inf gradient",
+        "Inf * 0 is NaN",
+        bad=lambda: clipped(INF),
+        healthy=lambda: clipped(1e30),
+    ),
+    case(
+        "division by the spread of constant values",
+        "0 / 0 at [1, 0]",
+        "nanscan.check_batch",
+        bad=lambda: stretched(torch.tensor([[1.0, 2.0], [3.0, 3.0]]), 0.0),
+        healthy=lambda: stretched(torch.tensor([[1.0, 2.0], [3.0, 3.0]]), 1e-6),
     ),
     case(
         "mask multiplied with -inf",
@@ -219,6 +244,26 @@ FUNCTIONS = [
         healthy=lambda: torch.nn.functional.binary_cross_entropy(
             torch.sigmoid(leaf(200.0, 1.0)), torch.tensor([0.0, 1.0])
         ),
+    ),
+    case(
+        "log of a saturated sigmoid or softmax",
+        "log(sigmoid(...)) at [0]",
+        bad=lambda: torch.log(torch.sigmoid(torch.tensor([-200.0, 1.0]))),
+        healthy=lambda: torch.log(torch.tensor([1e-6, 1.0])).softmax(0) * torch.sigmoid(leaf(-200.0)),
+    ),
+    case(
+        "log of a saturated sigmoid or softmax",
+        "the softmax",
+        bad=lambda: torch.tensor([-200.0, 1.0]).softmax(0).log(),
+        healthy=lambda: (torch.tensor([0.0]).log() + 1.0).softmax(0) + torch.zeros(1).log(),
+        other=True,
+    ),
+    case(
+        "log of 1 - tanh²",
+        "log(1 - tanh(x)**2) at [0]",
+        "softplus(-2 * x)",
+        bad=lambda: (1 - torch.tanh(leaf(20.0)) ** 2).log(),
+        healthy=lambda: (1 - torch.tanh(leaf(2.0)) ** 2).log(),
     ),
     case(
         "log of 0",

@@ -294,6 +294,12 @@ LOSSES = [
         healthy=lambda: ctc(4),
     ),
     case(
+        "cross-entropy of an empty batch",
+        "cross_entropy of an empty batch",
+        bad=lambda: F.cross_entropy(torch.zeros(0, 3), torch.zeros(0, 3)),
+        healthy=lambda: F.cross_entropy(torch.zeros(0, 3), torch.zeros(0, 3), reduction="sum"),
+    ),
+    case(
         "soft targets against -inf",
         "a target of 0 met a log-probability of -inf at [0, 1]",
         bad=lambda: F.cross_entropy(torch.tensor([[0.0, -INF]], requires_grad=True), torch.tensor([[1.0, 0.0]])),

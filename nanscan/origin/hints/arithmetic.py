@@ -15,9 +15,10 @@ __all__ = ["ROWS"]
 _DIVISION = names("div true_divide reciprocal divide addcdiv")
 # What stands right after the / of the line, for where no gradient is recorded.
 _CALLED = r"/\s*\(?\s*(?:[\w.\[\]]|\([\w., -]*\))*"
-_COUNTS = _CALLED + r"(?:sum\(|count|num_|numel\(|len\(|n_)"
+_COUNTS = _CALLED + r"(?:sum\(|count|num_|numel\(|len\(|\bn_|\bn\b)"
 _NORM_CALL = _CALLED + r"norm\("
-_SPREAD_CALL = _CALLED + r"(?:std|var|max)\("
+_SPREAD_CALL = _CALLED + r"(?:(?:std|var|max)\(|(?:std|sigma|spread|range)\b)"
+_MIN_MAX = r"\(\s*\w+\s*-\s*(\w+)\s*\)\s*/\s*\(\s*\w+\s*-\s*\1\s*\)"  # (x - low) / (high - low)
 _NORMS = {"LinalgVectorNorm", "Norm"}
 _SPREADS = {"Std", "Var", "VarMean", "StdMean", "Max", "Amax", "Sqrt", "Min", "Amin"}
 
@@ -35,7 +36,7 @@ def _divided(view: View) -> str | None:
     if _divisor(view) != 0.0:
         return None
     top = _dividend(view)
-    return f"{short(top)} / 0 at {view.at}: the divisor is exactly 0"
+    return f"{short(top)} / 0{view.where}: the divisor is exactly 0"
 
 
 def _by_norm(view: View) -> str | None:
@@ -47,7 +48,7 @@ def _by_norm(view: View) -> str | None:
 
 def _by_spread(view: View) -> str | None:
     said = _divided(view)
-    written = view.made_by(1) & _SPREADS or re.search(_SPREAD_CALL, view.code)
+    written = view.made_by(1) & _SPREADS or re.search(f"{_SPREAD_CALL}|{_MIN_MAX}", view.code)
     if said is None or not written or _dividend(view) != 0.0:
         return None
     return f"{said}, it is the spread or maximum of values that are all the same"
@@ -77,18 +78,18 @@ def _tiny_divisor(view: View) -> str | None:
     if top is None or divisor is None or divisor == 0 or not math.isfinite(top) or not math.isfinite(divisor):
         return None
     kind = "subnormal" if abs(divisor) < torch.finfo(view.bad.dtype).tiny else "tiny"
-    return f"{short(top)} / {short(divisor)} at {view.at} is beyond {short(view.limit)}: the divisor is {kind}"
+    return f"{short(top)} / {short(divisor)}{view.where} is beyond {short(view.limit)}: the divisor is {kind}"
 
 
 def _inf_by_inf(view: View) -> str | None:
     top, divisor = _dividend(view), _divisor(view)
     if top is None or divisor is None or not (math.isinf(top) and math.isinf(divisor)):
         return None
-    return f"{short(top)} / {short(divisor)} at {view.at}: both overflowed before"
+    return f"{short(top)} / {short(divisor)}{view.where}: both overflowed before"
 
 
 def _remainder_by_zero(view: View) -> str | None:
-    return f"remainder of {short(view.value(0))} by 0 at {view.at}" if view.value(1) == 0.0 else None
+    return f"remainder of {short(view.value(0))} by 0{view.where}" if view.value(1) == 0.0 else None
 
 
 def _operands(view: View) -> tuple[float, float] | None:
@@ -104,7 +105,13 @@ def _zero_times_log(view: View) -> str | None:
     pair = _operands(view)
     if pair is None or pair[0] != 0.0 or pair[1] != -math.inf:
         return None
-    return f"0 * -inf at {view.at}: one operand is 0 and the other -inf, as in p * log(p) where p is 0"
+    return f"0 * -inf{view.where}: one operand is 0 and the other -inf, as in p * log(p) where p is 0"
+
+
+def _clipping(view: View) -> str | None:
+    if not view.nan or "clip_grad" not in view.code:
+        return None
+    return "a gradient was Inf, so the norm was Inf, the factor max_norm / norm 0, and Inf * 0 is NaN"
 
 
 def _mask_times_inf(view: View) -> str | None:
@@ -113,14 +120,14 @@ def _mask_times_inf(view: View) -> str | None:
     pair = _operands(view)
     if pair is None or pair[0] != 0.0 or not math.isinf(pair[1]) or not (numbers or any(written)):
         return None
-    return f"0 * {short(pair[1])} at {view.at} is NaN: a mask of 0 and 1 was multiplied with {short(pair[1])}"
+    return f"0 * {short(pair[1])}{view.where} is NaN: a mask of 0 and 1 was multiplied with {short(pair[1])}"
 
 
 def _zero_times_inf(view: View) -> str | None:
     pair = _operands(view)
     if pair is None or pair[0] != 0.0 or not math.isinf(pair[1]):
         return None
-    return f"0 * {short(pair[1])} at {view.at} is NaN: multiplying by a mask of 0 does not remove an Inf"
+    return f"0 * {short(pair[1])}{view.where} is NaN: multiplying by a mask of 0 does not remove an Inf"
 
 
 def _inf_minus_inf(view: View) -> str | None:
@@ -128,7 +135,7 @@ def _inf_minus_inf(view: View) -> str | None:
     if first is None or second is None or not (math.isinf(first) and math.isinf(second)):
         return None
     sign = "-" if view.name in ("sub", "rsub") else "+"
-    return f"{short(first)} {sign} {short(second)} at {view.at} is NaN: both operands overflowed or were masked before"
+    return f"{short(first)} {sign} {short(second)}{view.where} is NaN: both operands overflowed or were masked before"
 
 
 def _inf_in_sum(view: View) -> str | None:
@@ -173,7 +180,7 @@ ROWS = (
         "0 / 0",
         _DIVISION,
         "both are exactly 0",
-        "Add an eps to the divisor or clamp it away from 0; for an angle use torch.atan2(y, x), not atan(y / x)",
+        "Add an eps to the divisor or clamp it (a count: clamp(min=1)); for an angle torch.atan2(y, x), not atan(y / x)",
         _zero_by_zero,
     ),
     Row(
@@ -203,6 +210,13 @@ ROWS = (
         "the divisor of % or fmod is 0",
         "Keep the divisor away from 0",
         _remainder_by_zero,
+    ),
+    Row(
+        "clipping of an Inf gradient",
+        names("mul"),
+        "torch's clip_grad_norm_ multiplies an Inf gradient with max_norm / inf = 0",
+        "Use nanscan.clip_grad_norm_ or nanscan.wrap (or error_if_nonfinite=True), and look where the Inf came from",
+        _clipping,
     ),
     Row(
         "mask multiplied with -inf",

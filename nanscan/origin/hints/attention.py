@@ -43,7 +43,7 @@ def _fully_masked(view: View) -> str | None:
     dim = view.setting(1, "dim", -1) % max(scores.dim(), 1)
     where = "" if scores.dim() < 2 or dim == 0 else f"{_sample(view, scores)}: "
     name = view.name.strip("_")
-    return f"{where}all keys masked, {name} of a row of {row.numel()} scores that are all -inf (at {view.at}) is 0/0"
+    return f"{where}all keys masked, {name} of a row of {row.numel()} scores that are all -inf{view.aside} is 0/0"
 
 
 def _sample(view: View, scores: Tensor) -> str:
@@ -92,7 +92,7 @@ def _overflowed(view: View) -> str | None:
     row = _row(view)
     if row is None or not bool((row == math.inf).any()):
         return None
-    return f"a score of the row at {view.at} is +inf, it overflowed before the {view.name.strip('_')}: inf - inf is NaN"
+    return f"a score of the row{view.where} is +inf, it overflowed before the {view.name.strip('_')}: inf - inf is NaN"
 
 
 ROWS = (

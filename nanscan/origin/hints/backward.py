@@ -25,7 +25,7 @@ def _where_trick(view: View) -> str | None:
         saved, name = view.saved("result"), "result"
     value = "" if saved is None else f" ({name} {short(saved)})"
     return (
-        f"{view.name} at {view.at}{value}: its incoming gradient was exactly 0, so this is the where trick (a branch "
+        f"{view.name}{view.where}{value}: its incoming gradient was exactly 0, so this is the where trick (a branch "
         "that was not taken, or a factor of 0), and 0 * inf is NaN"
     )
 
@@ -42,14 +42,14 @@ def _power(view: View) -> str | None:
     if base != 0.0 or exponent is None or exponent >= 1:
         return None
     p = short(exponent)
-    return f"the gradient of x ** {p} is {p} * x ** {short(exponent - 1)}, inf at x = 0 (at {view.at})"
+    return f"the gradient of x ** {p} is {p} * x ** {short(exponent - 1)}, inf at x = 0{view.aside}"
 
 
 def _exponent(view: View) -> str | None:
     base = view.saved("self")
     if view.event.output != 1 and view.event.op != "PowBackward1" or base is None or base > 0:
         return None
-    return f"the gradient for the exponent of {short(base)} ** p (at {view.at}) takes log({short(base)})"
+    return f"the gradient for the exponent of {short(base)} ** p{view.aside} takes log({short(base)})"
 
 
 def _at_edge(*edges: float) -> Callable[[View], str | None]:
@@ -58,7 +58,7 @@ def _at_edge(*edges: float) -> Callable[[View], str | None]:
         if value is None or value not in edges:
             return None
         name = view.name.removesuffix("Backward").lower()
-        return f"the gradient of {name} is infinite at exactly {short(value)} (at {view.at})"
+        return f"the gradient of {name} is infinite at exactly {short(value)}{view.aside}"
 
     return said
 
@@ -73,7 +73,7 @@ def _tiny(view: View) -> str | None:
         return None
     if abs(value) > 1e-3:
         return None
-    return f"the gradient of a division by {short(value)} (at {view.at}) divides by its square and overflows"
+    return f"the gradient of a division by {short(value)}{view.aside} divides by its square and overflows"
 
 
 def _tiny_argument(view: View) -> str | None:
@@ -84,13 +84,13 @@ def _tiny_argument(view: View) -> str | None:
     if value is None or not abs(value) < 1e-3:
         return None
     name = view.name.removesuffix("Backward").lower()
-    return f"the gradient of {name} at {short(value)} (at {view.at}) is beyond {short(view.limit)}"
+    return f"the gradient of {name} at {short(value)}{view.aside} is beyond {short(view.limit)}"
 
 
 def _hypot(view: View) -> str | None:
     if view.saved("result") != 0.0:
         return None
-    return f"the gradient of hypot(0, 0) at {view.at} is 0/0"
+    return f"the gradient of hypot(0, 0){view.where} is 0/0"
 
 
 def _exp(view: View) -> str | None:
@@ -98,7 +98,7 @@ def _exp(view: View) -> str | None:
     if result is None or gradient is None or not math.isfinite(result) or view.nan:
         return None
     return (
-        f"exp(x) = {short(result)} at {view.at} times an incoming gradient of {short(gradient)} overflows {view.dtype}"
+        f"exp(x) = {short(result)}{view.where} times an incoming gradient of {short(gradient)} overflows {view.dtype}"
     )
 
 
@@ -160,9 +160,9 @@ ROWS = (
         _tiny,
     ),
     Row(
-        "gradient of log or rsqrt near 0",
-        names("LogBackward Log2Backward Log10Backward RsqrtBackward"),
-        "1 / x and x ** -1.5 overflow for a subnormal or tiny x although the value itself is fine",
+        "gradient of log, rsqrt or lgamma near 0",
+        names("LogBackward Log2Backward Log10Backward RsqrtBackward LgammaBackward DigammaBackward"),
+        "1 / x, x ** -1.5 and digamma(x) overflow for a subnormal or tiny x although the value itself is fine",
         "Clamp the input to a minimum (1e-6) or add an eps",
         _tiny_argument,
     ),

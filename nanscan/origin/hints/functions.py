@@ -45,14 +45,26 @@ def _saturated(view: View) -> str | None:
         return None
     made = view.made_by(0)
     for node, (name, better) in _SATURATING.items():
-        if node in made or re.search(rf"(?<!log_)(?<!log){name}\(", view.code):
-            return f"{view.name}({name}(...)) at {view.at}: the {name} is exactly 0 or 1 in {view.dtype}, use {better}"
+        if node in made or (not made and _log_of(name, view.code)):
+            return f"{view.name}({name}(...)){view.where}: the {name} is exactly 0 or 1 in {view.dtype}, use {better}"
     return None
+
+
+def _log_of(name: str, code: str) -> bool:
+    """`torch.log(torch.sigmoid(` or `.sigmoid(x).log(`, where no gradient is recorded."""
+    before, after = rf"\blog\w*\((?:1\s*-\s*)?[\w.]*\b{name}\(", rf"\b{name}\([^()]*\)\.log"
+    return re.search(f"{before}|{after}", code) is not None
+
+
+def _squashed(view: View) -> str | None:
+    if view.value(0) != 0.0 or "Tanh" not in view.made_by(0):
+        return None
+    return f"{view.name}(1 - tanh(x)**2){view.where}: the tanh is exactly -1 or 1 in {view.dtype}"
 
 
 def _negative(view: View) -> str | None:
     value, edge = view.value(0), _EDGE.get(view.name, 0.0)
-    return f"{view.name}({short(value)}) at {view.at} has no real value" if value is not None and value < edge else None
+    return f"{view.name}({short(value)}){view.where} has no real value" if value is not None and value < edge else None
 
 
 def _overflow(view: View) -> str | None:
@@ -60,7 +72,7 @@ def _overflow(view: View) -> str | None:
     if view.nan or value is None or not math.isfinite(value):
         return None
     largest = math.log2(view.limit) if view.name == "exp2" else math.log(view.limit)
-    return f"{view.name}({short(value)}) at {view.at} overflows {view.dtype}, whose exp ends at {largest:.5g}"
+    return f"{view.name}({short(value)}){view.where} overflows {view.dtype}, whose exp ends at {largest:.5g}"
 
 
 def _softplus(view: View) -> str | None:
@@ -77,61 +89,61 @@ def _root_of_negative(view: View) -> str | None:
     base, exponent = view.value(0), view.value(1)
     if base is None or exponent is None or not base < 0 or exponent == int(exponent):
         return None
-    return f"({short(base)}) ** {short(exponent)} at {view.at}: such a power has no real value"
+    return f"({short(base)}) ** {short(exponent)}{view.where}: such a power has no real value"
 
 
 def _zero_to_negative(view: View) -> str | None:
     base, exponent = view.value(0), view.value(1)
     if base != 0.0 or exponent is None or exponent >= 0:
         return None
-    return f"0 ** {short(exponent)} at {view.at} is a division by 0"
+    return f"0 ** {short(exponent)}{view.where} is a division by 0"
 
 
 def _outside(view: View) -> str | None:
     value = view.value(0)
     if not view.nan or value is None or -1.0 <= value <= 1.0:
         return None
-    return f"{view.name}({short(value)}) at {view.at} is outside of its domain, -1 to 1"
+    return f"{view.name}({short(value)}){view.where} is outside of its domain, -1 to 1"
 
 
 def _below_one(view: View) -> str | None:
     value = view.value(0)
-    return f"acosh({short(value)}) at {view.at} is below 1" if value is not None and value < 1.0 else None
+    return f"acosh({short(value)}){view.where} is below 1" if value is not None and value < 1.0 else None
 
 
 def _pole_at_one(view: View) -> str | None:
     value = view.value(0)
     if view.nan or value is None or abs(value) != 1.0:
         return None
-    return f"{view.name}({short(value)}) at {view.at} is infinite"
+    return f"{view.name}({short(value)}){view.where} is infinite"
 
 
 def _logit(view: View) -> str | None:
     value = view.value(0)
     if value is None or 0.0 < value < 1.0:
         return None
-    return f"logit({short(value)}) at {view.at}: it needs 0 < p < 1"
+    return f"logit({short(value)}){view.where}: it needs 0 < p < 1"
 
 
 def _gamma(view: View) -> str | None:
     value = view.value(0)
     if value is None or value > 0 or value != math.floor(value):
         return None
-    return f"{view.name}({short(value)}) at {view.at} is a pole"
+    return f"{view.name}({short(value)}){view.where} is a pole"
 
 
 def _trigonometric(view: View) -> str | None:
     value = view.value(0)
     if value is None or not math.isinf(value):
         return None
-    return f"{view.name}({short(value)}) at {view.at}: the argument was Inf before"
+    return f"{view.name}({short(value)}){view.where}: the argument was Inf before"
 
 
 def _xlogy(view: View) -> str | None:
     x, y = view.value(0), view.value(1)
     if x is None or y is None or y > 0:
         return None
-    return f"xlogy({short(x)}, {short(y)}) at {view.at}: its log is of {'a negative number' if y < 0 else '0'}"
+    return f"xlogy({short(x)}, {short(y)}){view.where}: its log is of {'a negative number' if y < 0 else '0'}"
 
 
 ROWS = (
@@ -148,6 +160,13 @@ ROWS = (
         "sigmoid and softmax are exactly 0 (or 1) for large logits, and their log is -inf",
         "The fused functions don't overflow: logsigmoid, log_softmax, cross_entropy, binary_cross_entropy_with_logits",
         _saturated,
+    ),
+    Row(
+        "log of 1 - tanh²",
+        _LOGS,
+        "the log-density of a tanh-squashed action: tanh(x) is exactly ±1 for x beyond ±9",
+        "Use the stable form 2 * (math.log(2) - x - torch.nn.functional.softplus(-2 * x))",
+        _squashed,
     ),
     Row(
         "log of 0",

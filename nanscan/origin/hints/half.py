@@ -22,9 +22,9 @@ def _lost_eps(view: View) -> str | None:
         return None
     lost = [text for text in _LITERAL.findall(view.code) if float(torch.tensor(float(text), dtype=torch.float16)) == 0]
     if lost:
-        return f"eps {lost[0]} is 0 in float16 (smallest number 6e-8), so {view.name} got exactly 0 at {view.at}"
+        return f"eps {lost[0]} is 0 in float16 (smallest number 6e-8), so {view.name} got exactly 0{view.where}"
     if re.search(r"eps|normalize\(|cosine_similarity\(", view.code):
-        return f"{view.name} got exactly 0 at {view.at} in spite of an eps: below 3e-8 it is 0 in float16"
+        return f"{view.name} got exactly 0{view.where} in spite of an eps: below 3e-8 it is 0 in float16"
     return None
 
 
@@ -33,7 +33,7 @@ def _optimizer(view: View) -> str | None:
     if not isinstance(divisor, Tensor) or view.value(2) != 0.0 or (view.code and "step" not in view.code):
         return None
     dtype = str(divisor.dtype).removeprefix("torch.")
-    place = f"addcdiv, {short(view.value(1))} / 0 at {view.at}"
+    place = f"addcdiv, {short(view.value(1))} / 0{view.where}"
     if divisor.dtype is torch.float16:
         return f"the divisor of the update ({place}) is 0: in float16 an eps of 1e-8 and small squares are 0"
     return f"the divisor of the update ({place}) is 0 in {dtype}: the optimizer's eps is 0"
@@ -49,14 +49,14 @@ def _masked_twice(view: View) -> str | None:
     if not known or any(v > half or math.isinf(v) for v in known) or float(view.bad[tuple(view.at)]) != -math.inf:
         return None
     total = " + ".join("finfo.min" if v == 2 * half else "?" if v is None else short(v) for v in values)
-    return f"a mask was added to scores that were masked already: {total} = -inf in {view.dtype} (at {view.at})"
+    return f"a mask was added to scores that were masked already: {total} = -inf in {view.dtype}{view.aside}"
 
 
 def _cast(view: View) -> str | None:
     value = view.value(0)
     if value is None or not math.isfinite(value):
         return None
-    return f"{short(value)} at {view.at} was cast to {view.dtype}, which ends at {short(view.limit)}"
+    return f"{short(value)}{view.where} was cast to {view.dtype}, which ends at {short(view.limit)}"
 
 
 ROWS = (

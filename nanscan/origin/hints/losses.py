@@ -57,6 +57,11 @@ def _ctc(view: View) -> str | None:
     return None
 
 
+def _empty_batch(view: View) -> str | None:
+    written = re.search(r"cross_entropy|CrossEntropy", view.code)
+    return "cross_entropy of an empty batch, which PyTorch defines as NaN" if view.nan and written else None
+
+
 def _as_list(value: Any) -> list[Any]:
     return list(value.tolist() if isinstance(value, Tensor) else value)
 
@@ -65,14 +70,14 @@ def _soft_targets(view: View) -> str | None:
     values = sorted(v for v in (view.value(0), view.value(1)) if v is not None)
     if values != [-math.inf, 0.0] or re.search(r"cross_entropy|kl_div|CrossEntropyLoss|KLDivLoss", view.code) is None:
         return None
-    return f"a target of 0 met a log-probability of -inf at {view.at}: 0 * -inf is NaN"
+    return f"a target of 0 met a log-probability of -inf{view.where}: 0 * -inf is NaN"
 
 
 def _kl_of_negative(view: View) -> str | None:
     value = view.value(1)
     if value is None or value >= 0 or "kl_div" not in view.code and "KLDiv" not in view.code:
         return None
-    return f"the target of kl_div is {short(value)} at {view.at}: it must be a probability"
+    return f"the target of kl_div is {short(value)}{view.where}: it must be a probability"
 
 
 def _kl_by_hand(view: View) -> str | None:
@@ -81,7 +86,7 @@ def _kl_by_hand(view: View) -> str | None:
     written = re.search(r"(\w+)\s*\*\s*\(?\s*(?:torch\.log\(\s*\1\b|\1\.log\(\))", view.code)
     if not zero or written is None:
         return None
-    return f"log(0) at {view.at} in a sum of {written[1]} * log({written[1]}), where 0 * -inf is NaN"
+    return f"log(0){view.where} in a sum of {written[1]} * log({written[1]}), where 0 * -inf is NaN"
 
 
 ROWS = (
@@ -105,6 +110,13 @@ ROWS = (
         "a target that is longer than its input, counting a blank between repeated labels, has a loss of Inf",
         "Pass zero_infinity=True to the CTC loss, or leave such samples out and check input_lengths after downsampling",
         _ctc,
+    ),
+    Row(
+        "cross-entropy of an empty batch",
+        names("fill full"),
+        "cross_entropy with probabilities as targets gives NaN for 0 samples",
+        "Skip empty batches (drop_last, filters), or use reduction='sum'",
+        _empty_batch,
     ),
     Row(
         "soft targets against -inf",

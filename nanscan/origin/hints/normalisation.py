@@ -40,13 +40,13 @@ def _constant(view: View) -> str | None:
         return None
     if eps >= torch.finfo(values.dtype).smallest_normal:
         return None
-    return f"eps={short(eps)} and an input {list(values.shape)} that is constant within a group at {view.at} give 0/0"
+    return f"eps={short(eps)} and an input {list(values.shape)} that is constant within a group{view.where} give 0/0"
 
 
 def _rms(view: View) -> str | None:
     if view.event.module_type not in ("RMSNorm", "LayerNorm", "LlamaRMSNorm", "T5LayerNorm") or view.value(0) != 0.0:
         return None
-    return f"{view.event.module_type} of a zero vector at {view.at} with an eps that is 0 in {view.dtype}"
+    return f"{view.event.module_type} of a zero vector{view.where} with an eps that is 0 in {view.dtype}"
 
 
 ROWS = (

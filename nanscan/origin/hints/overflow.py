@@ -34,7 +34,7 @@ def _product(view: View) -> str | None:
     if not _overflows(view):
         return None
     what = f"{view.name} overflowed {view.dtype} (beyond {short(view.limit)})"
-    return f"{what} at {view.at}, inputs are up to {_largest(view)}"
+    return f"{what}{view.where}, inputs are up to {_largest(view)}"
 
 
 def _reduction(view: View) -> str | None:
@@ -48,7 +48,7 @@ def _pointwise(view: View) -> str | None:
     if not _overflows(view):
         return None
     values = [short(v) for v in (view.value(0), view.value(1)) if v is not None]
-    return f"{view.name} of {' and '.join(values)} at {view.at} is beyond {short(view.limit)} in {view.dtype}"
+    return f"{view.name} of {' and '.join(values)}{view.where} is beyond {short(view.limit)} in {view.dtype}"
 
 
 def _in_float16(said: Callable[[View], str | None]) -> Callable[[View], str | None]:
@@ -60,7 +60,7 @@ def _gradient(view: View) -> str | None:
         return None
     gradient = view.largest_gradient
     how = "" if gradient is None else f" from incoming gradients up to {short(gradient)}"
-    return f"a gradient overflowed float16 (beyond 65504) in {view.name} at {view.at}{how}"
+    return f"a gradient overflowed float16 (beyond 65504) in {view.name}{view.where}{how}"
 
 
 def _large_gradient(view: View) -> str | None:
@@ -68,10 +68,10 @@ def _large_gradient(view: View) -> str | None:
         return None
     gradient = view.largest_gradient
     if gradient is None:
-        return f"the sum of gradients at {view.at} is beyond {short(view.limit)} in {view.dtype}"
+        return f"the sum of gradients{view.where} is beyond {short(view.limit)} in {view.dtype}"
     if gradient < 1e3:
         return None
-    return f"incoming gradients up to {short(gradient)} overflowed {view.dtype} in {view.name} at {view.at}"
+    return f"incoming gradients up to {short(gradient)} overflowed {view.dtype} in {view.name}{view.where}"
 
 
 _DIVERGED = (

@@ -52,13 +52,13 @@ def _only_minus_inf(view: View) -> str | None:
         return None
     row = f"row {view.at[0]}: " if values.dim() > 1 else ""
     word = view.name.removesuffix("Backward").lower()
-    return f"{row}{word} of nothing but -inf at {view.at}, whose gradient is exp(-inf - -inf) = NaN"
+    return f"{row}{word} of nothing but -inf{view.where}, whose gradient is exp(-inf - -inf) = NaN"
 
 
 def _plus_inf(view: View) -> str | None:
     if not view.nan or view.saved("self") != math.inf:
         return None
-    return f"{view.name.removesuffix('Backward').lower()} of +inf at {view.at}, whose gradient is exp(inf - inf) = NaN"
+    return f"{view.name.removesuffix('Backward').lower()} of +inf{view.where}, whose gradient is exp(inf - inf) = NaN"
 
 
 ROWS = (

@@ -23,8 +23,8 @@ __all__ = ["ROWS", "hint_for", "hint_table", "rows_for"]
 
 # Special cases before general ones: the first row that applies speaks.
 ROWS: tuple[Row, ...] = (
-    *outside.ROWS,
     *losses.ROWS,
+    *outside.ROWS,
     *attention.ROWS,
     *normalisation.ROWS,
     *half.ROWS,

@@ -21,7 +21,7 @@ MAX_PLACES = 8  # indices listed in a hint
 _PASSING = frozenset({
     "View", "UnsafeView", "Reshape", "ReshapeAlias", "Squeeze", "Unsqueeze", "Transpose", "T", "Permute", "Select",
     "Slice", "Index", "Gather", "Expand", "Clone", "Alias", "ToCopy", "Add", "Sub", "Rsub", "Neg", "Clamp", "ClampMin",
-    "Sum", "Mean", "Split", "Cat",
+    "Sum", "Mean", "Split", "Cat", "Pow",
 })
 # fmt: on
 
@@ -39,6 +39,16 @@ class View:
         self.nan = event.kind == "nan"
         self.code = event.code
         self.at = list(event.first_bad)
+
+    @property
+    def where(self) -> str:
+        """`" at [1, 0]"`, nothing for a result that is a single number."""
+        return f" at {self.at}" if self.at else ""
+
+    @property
+    def aside(self) -> str:
+        """`" (at [1, 0])"`, nothing for a result that is a single number."""
+        return f" ({self.where.strip()})" if self.at else ""
 
     @property
     def bad(self) -> Tensor:
