@@ -9,9 +9,9 @@ from torch import nn
 
 from nanscan.errors import NonFiniteWarning
 from nanscan.messages import warn
-from nanscan.ranges.names import compiled_layer
+from nanscan.ranges.names import is_compiled_in_place, is_wrapped_compiled
 
-__all__ = ["EagerSteps"]
+__all__ = ["EagerSteps", "say_that_nothing_is_seen"]
 
 
 class EagerSteps:
@@ -19,13 +19,14 @@ class EagerSteps:
 
     def __init__(self, model: nn.Module, every: int) -> None:
         self._stance: Any = None
-        self._needed = compiled_layer(model)
-        if self._needed:
+        self._needed = is_wrapped_compiled(model)
+        if is_compiled_in_place(model):
+            say_that_nothing_is_seen()
+        elif self._needed:
             steps = "each step" if every == 1 else f"one step in {every}"
             warn(
                 f"nanscan: the watched model is compiled, and compiled code has no modules to look at: {steps} is "
-                "measured, and runs the eager model, which is slower and rounds differently. Give every=50 or more, "
-                "or watch the model before torch.compile wraps it.",
+                "measured, and runs the eager model, which is slower and rounds differently. Give every=50 or more.",
                 NonFiniteWarning,
             )
 
@@ -39,3 +40,14 @@ class EagerSteps:
         if self._stance is not None:
             self._stance.__exit__(None, None, None)
             self._stance = None
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def say_that_nothing_is_seen() -> int:
+    """Warn; torch.compile calls this once, while it traces."""
+    warn(
+        "nanscan: the watched model runs compiled: none of its modules was seen, and nothing is measured. Call "
+        "nanscan.watch(...) on what torch.compile returned: steps that are measured then run the eager model.",
+        NonFiniteWarning,
+    )
+    return 0

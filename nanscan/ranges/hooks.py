@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from nanscan.ranges.compiled import say_that_nothing_is_seen
+
 if TYPE_CHECKING:
     from nanscan.ranges.record import StepRecord
     from nanscan.ranges.recorder import Recorder
@@ -33,7 +35,10 @@ class RootStart(_Hook):
     """Forward pre-hook of the watched model: a step begins."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if self.recorder is not None and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            if self.recorder is not None:
+                say_that_nothing_is_seen()
+        elif self.recorder is not None:
             self.recorder.begin(module)
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from nanscan.names import clean, unwrapped
 
-__all__ = ["compiled_layer", "innermost", "module_names"]
+__all__ = ["innermost", "is_compiled_in_place", "is_wrapped_compiled", "module_names"]
 
 
 def module_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -34,10 +34,14 @@ def innermost(model: nn.Module) -> nn.Module:
         model = inner
 
 
-def compiled_layer(model: nn.Module) -> bool:
-    """Whether torch.compile is one of the layers around the model."""
-    inner = unwrapped(model)
-    return _is_compiled(inner) or getattr(inner, "_compiled_call_impl", None) is not None
+def is_wrapped_compiled(model: nn.Module) -> bool:
+    """Whether what torch.compile returns is one of the layers around the model."""
+    return _is_compiled(unwrapped(model))
+
+
+def is_compiled_in_place(model: nn.Module) -> bool:
+    """Whether the model's own `compile()` was called."""
+    return getattr(innermost(model), "_compiled_call_impl", None) is not None
 
 
 def _is_compiled(module: nn.Module) -> bool:

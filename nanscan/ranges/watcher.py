@@ -161,6 +161,7 @@ class Watch:
         self._ring, self._judge, self._recorder = Ring(max(1, len(state["records"]))), Judge(), None
         for step, stats in state["records"]:
             self._ring.begin(step).stats.update(stats)
+        self._last = None
         self._first_bad, self._run_up, self._steps = state["first_bad"], state["run_up"], state["steps"]
 
     def _begin(self) -> None:
