@@ -171,5 +171,5 @@ def _with_origin(finding: Finding, subject: Subject) -> Finding:
     if origin is None:
         return finding
     fix = finding.fix if origin.hint is None else origin.hint
-    where = origin.module or finding.where
+    where = finding.where if origin.module is None else origin.module or "model"
     return found(finding.code, where, f"{finding.where}: {finding.message}. {origin.one_line()}", fix=fix)

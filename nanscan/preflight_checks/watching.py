@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -25,6 +27,7 @@ from nanscan.preflight_checks.prone import JUDGES, MAKERS, Makers
 __all__ = ["Watch"]
 
 _ATTENTION = "_scaled_dot_product"
+_TORCH_NN = str(Path(nn.__file__).parent) + os.sep  # PyTorch's own layers and losses know what they divide by
 _kinds: dict[Any, Kind] = {}
 
 
@@ -84,8 +87,9 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
             statistics = [args[i] for i in kind.statistics if i < len(args) and isinstance(args[i], Tensor)]
             self.kept.before_write([*kind.written(args, kwargs), *statistics])
         name = str(func._schema.name).rpartition("::")[2]
-        if self.judging and name in JUDGES:
-            self._judge(name, args, sys._getframe(1))
+        frame = sys._getframe(1)
+        if self.judging and name in JUDGES and not frame.f_code.co_filename.startswith(_TORCH_NN):
+            self._judge(name, args, frame)
         out = func(*args, **kwargs)
         self._made(args, kwargs, out)
         if self.judging:
