@@ -16,7 +16,7 @@ import nanscan
 from nanscan.origin.hints import hint_for, hint_table, table
 from nanscan.origin.hints.row import Row
 from nanscan.origin.record import OpEvent
-from tests import test_hints_backward, test_hints_forward, test_hints_layers
+from tests import test_hints_backward, test_hints_forward, test_hints_functions, test_hints_layers
 from tests.hint_cases import INF, NAN, Case, case, check, leaf, params
 
 DOCS = Path(__file__).parent.parent / "docs" / "hints.md"
@@ -75,7 +75,13 @@ OUTSIDE = [
     ),
 ]
 
-ALL: list[Case] = [*OUTSIDE, *test_hints_forward.CASES, *test_hints_layers.CASES, *test_hints_backward.CASES]
+ALL: list[Case] = [
+    *OUTSIDE,
+    *test_hints_forward.CASES,
+    *test_hints_functions.CASES,
+    *test_hints_layers.CASES,
+    *test_hints_backward.CASES,
+]
 
 
 @params(OUTSIDE)

@@ -180,7 +180,7 @@ ROWS = (
         "0 / 0",
         _DIVISION,
         "both are exactly 0",
-        "Add an eps to the divisor or clamp it (a count: clamp(min=1)); for an angle torch.atan2(y, x), not atan(y / x)",
+        "Add an eps to the divisor or clamp it (counts: clamp(min=1)); for an angle torch.atan2(y, x), not atan(y / x)",
         _zero_by_zero,
     ),
     Row(
