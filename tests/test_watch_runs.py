@@ -37,6 +37,7 @@ def test_every_measures_the_steps_that_it_divides() -> None:
     with nanscan.watch(model, every=3) as ranges:
         for _ in range(7):
             model(X).sum().backward()
+            assert bool(model[0]._forward_hooks) == (ranges.steps % 3 == 1)  # no hooks, no cost
     assert [row.step for row in ranges.rows("2", "gradient")] == [0, 3, 6] and ranges.steps == 7
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from nanscan.ranges.record import StepRecord
     from nanscan.ranges.recorder import Recorder
 
-__all__ = ["GradientHook", "ModuleHook", "RootEnd", "RootStart"]
+__all__ = ["GradientHook", "ModuleHooks", "RootEnd", "RootStart"]
 
 
 class _Hook:
@@ -43,10 +44,12 @@ class RootStart(_Hook):
 
 
 class RootEnd(_Hook):
-    """Forward hook of the watched model, also called when it raises."""
+    """Forward hook of the watched model, also called when it raises; the model's own output comes before the end."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.recorder is not None and not torch.compiler.is_compiling():
+            if self.name:
+                self.recorder.take(self.name, output)
             self.recorder.end()
 
 
@@ -56,6 +59,25 @@ class ModuleHook(_Hook):
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.recorder is not None and not torch.compiler.is_compiling():
             self.recorder.take(self.name, output)
+
+
+class ModuleHooks:
+    """The hooks of all modules. They hang there only while they are needed: a module with a hook is slower to call."""
+
+    def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
+        self._modules = modules
+        self._handles: list[Any] = []
+
+    def hang(self, recorder: Recorder) -> None:
+        """Put them on, if they aren't."""
+        if not self._handles:
+            self._handles = [m.register_forward_hook(ModuleHook(recorder, name)) for name, m in self._modules]
+
+    def remove(self) -> None:
+        """Take them off."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
 
 
 class GradientHook:

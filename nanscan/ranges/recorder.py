@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nanscan.engine.result import BadInput
 from nanscan.ranges import on_cpu, on_device
-from nanscan.ranges.hooks import GradientHook
+from nanscan.ranges.hooks import GradientHook, ModuleHooks
 from nanscan.ranges.outputs import Seen, elements_of, tensors_in
 from nanscan.ranges.record import Ring, StepRecord
 
@@ -25,17 +25,25 @@ class Recorder:
         every: which steps are due: those whose number it divides.
         ring: where their records go.
         sample: see `nanscan.watch`.
+        hooks: of the modules, which call `take`.
         on_begin, on_end: called before and after the forward of a step that is due.
     """
 
     def __init__(
-        self, every: int, ring: Ring, sample: int | None, on_begin: Callable[[], None], on_end: Callable[[], None]
+        self,
+        every: int,
+        ring: Ring,
+        sample: int | None,
+        hooks: ModuleHooks,
+        on_begin: Callable[[], None],
+        on_end: Callable[[], None],
     ) -> None:
         self.steps = 0
         self.closed = False
         self._every = every
         self._ring = ring
         self._sample = sample
+        self._hooks = hooks
         self._on_begin = on_begin
         self._on_end = on_end
         self._current: StepRecord | None = None  # the step whose forward was the last one
@@ -60,7 +68,10 @@ class Recorder:
         self._forget_tensors(leaves_only=True)
         step, self.steps = self.steps, self.steps + 1
         self._current = None
-        if step % self._every == 0:
+        if step % self._every:
+            self._hooks.remove()
+        else:
+            self._hooks.hang(self)
             self._on_begin()
             self._current = self._ring.begin(step)
             self._measuring = True
@@ -121,6 +132,7 @@ class Recorder:
         self._measuring = False
         self._current = None
         self._seen.clear()
+        self._hooks.remove()
         self._forget_tensors(leaves_only=False)
 
     def _forget_tensors(self, leaves_only: bool) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from nanscan.ranges.compiled import EagerSteps
-from nanscan.ranges.hooks import ModuleHook, RootEnd, RootStart
+from nanscan.ranges.hooks import ModuleHooks, RootEnd, RootStart
 from nanscan.ranges.judge import Judge
 from nanscan.ranges.names import module_names
 from nanscan.ranges.record import Ring, StepRecord
@@ -68,8 +68,16 @@ class Watch:
         self._run_up: tuple[RangeRow, ...] = ()
         self._steps = 0  # once it is closed
         self._eager = EagerSteps(model, every)
-        self._recorder: Recorder | None = Recorder(every, self._ring, sample, self._begin, self._eager.leave)
-        self._handles = _hang(model, self._recorder)
+        modules = list(module_names(model))
+        own = ""
+        if modules[0][1] is model:  # its own output is taken by the hook that ends the step
+            own, _ = modules.pop(0)
+        hooks = ModuleHooks(modules)
+        self._recorder: Recorder | None = Recorder(every, self._ring, sample, hooks, self._begin, self._eager.leave)
+        self._handles: list[Any] = [
+            model.register_forward_pre_hook(RootStart(self._recorder)),
+            model.register_forward_hook(RootEnd(self._recorder, own), always_call=True),
+        ]
 
     @property
     def steps(self) -> int:
@@ -187,11 +195,3 @@ class Watch:
         key = (bad.module, bad.kind)
         records = [record for record in self._ring if record.step <= bad.step and key in record.stats]
         return tuple(row_of(record.step, *key, record.stats[key]) for record in records)
-
-
-def _hang(model: nn.Module, recorder: Recorder) -> list[Any]:
-    handles: list[Any] = [model.register_forward_pre_hook(RootStart(recorder))]
-    for name, module in module_names(model):
-        handles.append(module.register_forward_hook(ModuleHook(recorder, name)))
-    handles.append(model.register_forward_hook(RootEnd(recorder), always_call=True))
-    return handles
