@@ -17,7 +17,19 @@ import pytest
 
 HERE = Path(__file__).parent
 OUTPUT = HERE / "output"
-SUITES = ("scan", "gather", "step", "memory", "linearity", "snapshot", "background_save", "save", "trace", "batches", "watch")
+SUITES = (
+    "scan",
+    "gather",
+    "step",
+    "memory",
+    "linearity",
+    "snapshot",
+    "background_save",
+    "save",
+    "trace",
+    "batches",
+    "watch",
+)
 
 
 def main(arguments: Sequence[str]) -> int:
