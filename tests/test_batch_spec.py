@@ -102,6 +102,8 @@ def test_an_empty_field_spec_turns_the_guessing_off() -> None:
     spec = BatchSpec(num_classes=3)
     assert len(check_batch(batch, spec)) == 2
     assert check_batch(batch, BatchSpec(num_classes=3, fields={n: FieldSpec() for n in batch})) == []
+    long = {"tokens": torch.ones(2, 9, dtype=torch.int64)}
+    assert check_batch(long, BatchSpec(max_positions=4, fields={"tokens": FieldSpec()})) == []
 
 
 def test_a_spec_pickles_copies_and_compares() -> None:

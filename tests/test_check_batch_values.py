@@ -277,3 +277,10 @@ def test_labels_of_every_integer_dtype_and_length(dtype: torch.dtype, count: int
         for _ in range(2):  # worked out, and as it was worked out before
             assert only(batch, THREE).reason.startswith("y: sample 3 has 100, allowed 0..2")
     assert check_batch({"y": (labels // 100).to(dtype)}, THREE) == []
+
+
+def test_an_ignore_index_that_could_be_a_class_is_looked_at_too() -> None:
+    for spec in (BatchSpec(ignore_index=255), BatchSpec(ignore_index=0, num_classes=3)):
+        (index,) = spec.ignored
+        assert only({"labels": ints(index, index)}, spec).kind == "no_target"
+        assert check_batch({"labels": ints(index, 1)}, spec) == []
