@@ -371,6 +371,14 @@ def high_first_loss(bad: bool) -> dict[str, Any]:
     return classify(model)
 
 
+@twin("NS406", "warning", "loss", "at the start; ln(2) = 0.6931")
+def high_first_binary_loss(bad: bool) -> dict[str, Any]:
+    model = mlp(outputs=1)
+    model[2].weight.data *= 100 if bad else 1
+    batch = data()[0], torch.randint(0, 2, (16, 1)).float()
+    return {"model": model, "batch": batch, "loss_fn": F.binary_cross_entropy_with_logits}
+
+
 @twin("NS407", "warning", "loss", "sum to 1 over 3 classes")
 def softmax_twice(bad: bool) -> dict[str, Any]:
     return classify(nn.Sequential(*mlp(), *([nn.Softmax(-1)] if bad else [])))
@@ -448,6 +456,29 @@ def label_too_large(bad: bool) -> dict[str, Any]:
     batch = data()
     batch[1][2] = 5 if bad else 2
     return {"model": nn.Sequential(*mlp()), "batch": batch}
+
+
+@twin("NS502", "error", "loss", "target is 3, allowed are 0..2 and -100 (at [4]; 1 of 16 bad)")
+def label_too_large_for_the_loss(bad: bool) -> dict[str, Any]:
+    inputs, targets = data()
+    targets[4] = 3 if bad else -100
+    model = nn.ModuleDict({"one": nn.Linear(8, 3), "two": nn.Linear(8, 5)})
+    return {
+        "model": model,
+        "batch": {"x": inputs, "kind": targets},
+        "forward": lambda m, b: F.cross_entropy(m["one"](b["x"]), b["kind"]) + m["two"](b["x"]).mean(),
+    }
+
+
+@twin("NS503", "error", "users", "row -1 of a table with rows 0..9 (at [0]; 1 of 4 bad)")
+def row_that_is_not_there(bad: bool) -> dict[str, Any]:
+    model = nn.ModuleDict({"users": nn.Embedding(10, 4), "films": nn.Embedding(20, 4)})
+    batch = {"user": torch.tensor([-1 if bad else 0, 1, 2, 3]), "film": torch.arange(4)}
+    return {
+        "model": model,
+        "batch": batch,
+        "forward": lambda m, b: (m["users"](b["user"]) * m["films"](b["film"])).sum(),
+    }
 
 
 class Tokens(nn.Module):
@@ -571,6 +602,23 @@ def division_by_a_count(bad: bool) -> dict[str, Any]:
 @twin("NS703", "info", "model", "division by a norm")
 def division_by_a_norm(bad: bool) -> dict[str, Any]:
     return computing(lambda x: x / x.norm(dim=-1, keepdim=True) if bad else F.normalize(x, dim=-1))
+
+
+@twin("NS703", "info", "model", "division by the output of sum")
+def division_by_a_whole_count(bad: bool) -> dict[str, Any]:
+    mask = torch.ones(16, 4, dtype=torch.bool)
+    return computing(lambda x: (x * mask).sum() / (mask.sum() if bad else mask.sum().clamp(min=1)))
+
+
+@twin("NS703", "info", "model", "division by the output of a layer")
+def reciprocal(bad: bool) -> dict[str, Any]:
+    return computing(lambda x: 1 / x if bad else 1 / (1 + x.exp()))
+
+
+@twin("NS703", "warning", "model", "division by a value without an eps or clamp; smallest here 0")
+def division_by_data(bad: bool) -> dict[str, Any]:
+    sizes = torch.tensor([0.0 if bad else 1.0, 1.0, 2.0, 3.0])
+    return computing(lambda x: (x / sizes).clamp(-9, 9))
 
 
 @twin("NS704", "info", "model", "without a clamp")

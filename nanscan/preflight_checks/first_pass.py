@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from nanscan.origin.frames import LIBRARY, USER, owner_of, source_of
 from nanscan.preflight_checks.codes import found
 from nanscan.preflight_checks.finding import Finding
+from nanscan.preflight_checks.indices import OutOfRange
 from nanscan.preflight_checks.keeping import Kept
 from nanscan.preflight_checks.subject import Subject
 from nanscan.preflight_checks.watching import Watch
@@ -48,6 +49,8 @@ def run_pass(subject: Subject) -> Pass:
     try:
         with eager():
             _forward_backward(subject, watch, done)
+    except OutOfRange as error:
+        done.findings.append(error.finding)
     except Exception as error:
         done.grads = {}
         done.findings.append(_raised(error, subject))
@@ -69,7 +72,7 @@ def _keep(subject: Subject) -> Kept:
 
 
 def _forward_backward(subject: Subject, watch: Watch, done: Pass) -> None:
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         with _autocast(subject):
             loss = loss_of(subject)
         watch.judging = False

@@ -24,6 +24,7 @@ class LossOps:
 
     def __init__(self) -> None:
         self.averages: list[tuple[str, float, int]] = []  # (where, average cross-entropy, classes)
+        self._binaries: list[tuple[str, float, int]] = []
         self._double: list[tuple[Tensor, str]] = []  # log-softmax of probabilities, and what is to be said of it
         self._found: list[Finding] = []
 
@@ -48,8 +49,16 @@ class LossOps:
                 self._found.append(found("NS407", where, f"cross-entropy {text}"))
         elif name in _NLL:
             self._nll(args, out, where)
-        elif name == "binary_cross_entropy_with_logits" and makers.of(args[0])[0] == "Sigmoid":
+        elif name == "binary_cross_entropy_with_logits":
+            self._binary(args, out, where, makers)
+
+    def _binary(self, args: Sequence[Any], out: Any, where: str, makers: Makers) -> None:
+        if makers.of(args[0])[0] == "Sigmoid":
             self._found.append(found("NS408", where, "binary_cross_entropy_with_logits gets the output of a sigmoid"))
+        weighted = any(isinstance(weight, Tensor) for weight in args[2:4])
+        average = float(out.float().mean()) / (args[0].numel() if len(args) > 4 and args[4] == 2 else 1)
+        if not weighted and math.isfinite(average):
+            self._binaries.append((where, average, 2))
 
     def _nll(self, args: Sequence[Any], out: Any, where: str) -> None:
         logits, reduction = args[0], args[3]
@@ -66,7 +75,7 @@ class LossOps:
         """What is wrong with them."""
         high = [
             found("NS406", where, f"cross-entropy {loss:.4g} at the start; ln({classes}) = {math.log(classes):.4g}")
-            for where, loss, classes in self.averages
+            for where, loss, classes in [*self.averages, *self._binaries]
             if loss > 1.5 * math.log(classes) + 1
         ]
         return list(dict.fromkeys([*self._found, *high]))

@@ -22,8 +22,11 @@ _VIEWS = frozenset({
     "ToCopy", "Alias", "Split", "SplitWithSizes", "Unbind", "Gather", "Index", "IndexSelect", "Neg", "Flatten", "Chunk",
 })
 # fmt: on
-_CAN_BE_ZERO = frozenset({"Softmax", "Sigmoid", "Relu", "Threshold", "Abs", "Rsub", "Sub", "Prod", "Cos", "Sin"})
-_SQUARES = frozenset({"Pow", "Sum", "Mean", "Mul", "Relu", "Threshold", "Abs", "Var", "Sub", "Rsub", "Max", "Amax"})
+_ANY = frozenset({"Addmm", "Mm", "Bmm", "Convolution", "Linear"})  # the output of a layer can be anything
+_CAN_BE_ZERO = frozenset({"Softmax", "Sigmoid", "Relu", "Threshold", "Abs", "Rsub", "Sub", "Prod", "Cos", "Sin"}) | _ANY
+_SQUARES = (
+    frozenset({"Pow", "Sum", "Mean", "Mul", "Relu", "Threshold", "Abs", "Var", "Sub", "Rsub", "Max", "Amax"}) | _ANY
+)
 _DENOMINATORS = frozenset({
     "Sum", "LinalgVectorNorm", "Norm", "Std", "Var", "Sub", "Rsub", "Relu", "Threshold", "Abs", "Max", "Amax", "Mean",
     "Prod",
@@ -116,9 +119,10 @@ def _div(args: Sequence[Any], makers: Makers) -> Prone | None:
     if not isinstance(y, Tensor) or not any(isinstance(a, Tensor) and a.requires_grad for a in args[:2]):
         return None
     maker, before = makers.of(y)
-    if maker not in _DENOMINATORS or (maker == "Sum" and before in _POSITIVE):
+    can_be = maker in _DENOMINATORS | _ANY and not (maker == "Sum" and before in _POSITIVE)
+    low = _low(y.abs()) if can_be or y.numel() > 1 else 1.0
+    if not can_be and low > 0:
         return None
-    low = _low(y.abs())
     return Prone("NS703", f"division by {_made(maker)} without an eps or clamp{_smallest(low)}", low == 0)
 
 
@@ -156,6 +160,8 @@ def _exp(args: Sequence[Any], makers: Makers) -> Prone | None:
 
 def _made(maker: str) -> str:
     names = {"LinalgVectorNorm": "a norm", "Rsub": "a difference", "Sub": "a difference", "Pow": "a power"}
+    if maker in _ANY:
+        return "the output of a layer"
     return names.get(maker, f"the output of {maker.lower()}" if maker else "a value")
 
 

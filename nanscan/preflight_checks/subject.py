@@ -94,8 +94,11 @@ class Subject:
 
     @cached_property
     def scaler_on(self) -> bool:
-        """True if there is a gradient scaler that is not disabled."""
-        return self.scaler is not None and bool(getattr(self.scaler, "is_enabled", lambda: True)())
+        """True if there is a gradient scaler that is not disabled; one for CUDA counts where there is no CUDA."""
+        if self.scaler is None:
+            return False
+        elsewhere = getattr(self.scaler, "_device", "cuda") == "cuda" and not torch.cuda.is_available()
+        return elsewhere or bool(getattr(self.scaler, "is_enabled", lambda: True)())
 
 
 def _is_attention(module: nn.Module) -> bool:

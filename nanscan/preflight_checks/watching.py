@@ -20,6 +20,7 @@ from nanscan.origin.torch_private import enter, leave
 from nanscan.preflight_checks.activations import Activations
 from nanscan.preflight_checks.codes import found
 from nanscan.preflight_checks.finding import Finding
+from nanscan.preflight_checks.indices import LOOKUPS, OutOfRange, out_of_range
 from nanscan.preflight_checks.keeping import Kept
 from nanscan.preflight_checks.losses import LossOps
 from nanscan.preflight_checks.prone import JUDGES, MAKERS, Makers
@@ -90,11 +91,18 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         frame = sys._getframe(1)
         if self.judging and name in JUDGES and not frame.f_code.co_filename.startswith(_TORCH_NN):
             self._judge(name, args, frame)
+        if name in LOOKUPS:
+            self._look_up(name, args)
         out = func(*args, **kwargs)
         self._made(args, kwargs, out)
         if self.judging:
             self._after(name, args, out)
         return out
+
+    def _look_up(self, name: str, args: Sequence[Any]) -> None:
+        finding = out_of_range(name, args, self._path() or "loss")
+        if finding is not None:
+            raise OutOfRange(finding)
 
     def _made(self, args: Any, kwargs: dict[str, Any], out: Any) -> None:
         given = {storage_key(t) for t in tensors_in([*args, *kwargs.values()])}

@@ -148,14 +148,13 @@ def _own_matrices(subject: Subject) -> dict[str, nn.Parameter]:
 
 def _unit_output_embedding(subject: Subject, rows: Mapping[str, Row]) -> Iterator[Finding]:
     """PyTorch's default for an embedding, where the same weights make the logits."""
-    layers = {id(m.weight) for m in subject.model.modules() if isinstance(m, nn.Linear)}
+    layers = {id(m._parameters.get("weight")) for m in subject.model.modules() if isinstance(m, nn.Linear)}
     for path, module in subject.model.named_modules():
-        if not isinstance(module, nn.Embedding) or id(module.weight) not in layers or module.weight.is_meta:
+        weight = module._parameters.get("weight")  # to ask for .weight runs a parametrization, such as spectral_norm
+        if not isinstance(module, nn.Embedding) or weight is None or id(weight) not in layers or weight.is_meta:
             continue
-        name = subject.name_of(module.weight, path)
-        std = _std(rows[name], module.weight.numel()) if name in rows else 0.0
-        if _UNIT[0] < std < _UNIT[1] and _fan_in(module.weight) > _LARGE_GAIN**2:
-            others = [n for n in subject.names[id(module.weight)] if n != name]
-            yield found(
-                "NS105", name, f"standard deviation {std:.3g}, width {_fan_in(module.weight)}, tied to {others[0]}"
-            )
+        name = subject.name_of(weight, path)
+        std = _std(rows[name], weight.numel()) if name in rows else 0.0
+        if _UNIT[0] < std < _UNIT[1] and _fan_in(weight) > _LARGE_GAIN**2:
+            others = [n for n in subject.names[id(weight)] if n != name]
+            yield found("NS105", name, f"standard deviation {std:.3g}, width {_fan_in(weight)}, tied to {others[0]}")
