@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import nanscan
+from nanscan.origin.backward import GraphWatch
 
 
 class Exp(torch.autograd.Function):
@@ -147,6 +148,22 @@ def test_no_tensor_module_or_hook_is_kept_afterwards():
     del model, out, loss
     gc.collect()
     assert [r() for r in refs] == [None, None, None]
+
+
+def test_its_hooks_are_off_the_graph_and_the_leaves_afterwards(monkeypatch):
+    calls = []
+    for name in ("_after", "_before_leaf"):
+        method = getattr(GraphWatch, name)
+        monkeypatch.setattr(GraphWatch, name, lambda self, *a, _method=method: calls.append(1) or _method(self, *a))
+    weight = nn.Parameter(torch.ones(3))
+    with nanscan.trace():
+        loss = weight.exp().sum()
+        loss.backward(retain_graph=True)
+    assert len(calls) >= 2
+    del calls[:]
+    loss.backward()
+    weight.sin().sum().backward()  # the same leaf
+    assert calls == []
 
 
 def test_hooks_of_the_user_keep_working():
