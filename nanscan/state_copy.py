@@ -10,10 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanscan.state_plan import SCALARS, Plan
+
 __all__ = ["StateCopy", "copy_state", "memory_id"]
 
 Place = Callable[[Tensor], torch.device]
-_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_SCALARS = tuple(SCALARS)
 _LISTS = (list, deque, set, frozenset, tuple)
 
 
@@ -51,14 +53,57 @@ class StateCopy:
     """One copy in two moves: lay out `result` (its memory is not filled yet), then fill it by `run`.
 
     Args:
-        value, into, device: as for `copy_state`; `device` may also be a function of the source tensor.
+        value, into, device: as for `copy_state`; `device` may also be a function of the source tensor, and `into` a
+            former `StateCopy` to the same device: if the tensors still lie where they lay then, that is much cheaper.
 
     Attributes:
         result: the copy; valid after `run`.
-        pairs: source and target of every tensor copy to be made.
+        pairs: source and target of every tensor copy to be made; emptied by `run`, so as not to keep sources alive.
         apart: tensors that are not the source of a pair: sparse ones and others without memory of their own, which
             are copied already, and those that overlap with others, whose whole memory is a pair.
     """
+
+    def __init__(self, value: Any, into: Any = None, device: torch.device | Place | None = None) -> None:
+        former = into if isinstance(into, StateCopy) else None
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.apart: list[Tensor] = []
+        self._plan: Plan | None = None if former is None else former._plan
+        again = None if self._plan is None else self._plan.again(value, _without_tensors)
+        if again is not None and self._plan is not None:
+            self.result, sources = again
+            self.pairs = self._plan.pairs(sources)
+            return
+        layout = _Layout(value, into if former is None else former.result, device)
+        self.result, self.pairs, self.apart = layout.result, layout.pairs, layout.apart
+        self._plan = None if layout.apart else Plan(layout.met, layout.met_copies)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """Copy the memory of all tensors."""
+        if self.pairs:
+            torch._foreach_copy_([t for _, t in self.pairs], [s for s, _ in self.pairs], non_blocking=True)
+            if torch.cuda.is_available() and any(s.is_cuda != t.is_cuda for s, t in self.pairs):
+                torch.cuda.synchronize()
+        self.release()
+
+    def release(self) -> None:
+        """Let the sources go: everything is copied."""
+        self.pairs, self.apart = [], []
+
+
+def _without_tensors(value: Any) -> Any:
+    """A copy of a value in which there is no tensor.
+
+    Raises:
+        LookupError: there is one.
+    """
+    if next(_tensors(value, set()), None) is not None:
+        raise LookupError("it holds a tensor")
+    return _Layout(value).result
+
+
+class _Layout:
+    """What `StateCopy` lays out: `result`, `pairs` and `apart`, and each tensor as it was met, with its copy."""
 
     def __init__(self, value: Any, into: Any = None, device: torch.device | Place | None = None) -> None:
         self._place: Place = device if callable(device) else lambda t: t.device if device is None else device
@@ -67,21 +112,13 @@ class StateCopy:
         self._overlaps: dict[int, Tensor] = {}  # memory on which tensors overlap -> the copy of the whole of it
         self.pairs: list[tuple[Tensor, Tensor]] = []
         self.apart: list[Tensor] = []
+        self.met: list[Tensor] = []
+        self.met_copies: list[Tensor] = []
         sources = [t for t in _tensors(value, set()) if _has_plain_memory(t)]
         self._memory = {id(t): memory_id(t) for t in sources}  # that of each source
         self._taken = set(self._memory.values())  # no target may lie in these
         self._several, self._shared = _shared_memory(sources, self._memory)
         self.result = self._copy(value, into)
-
-    @torch.no_grad()
-    def run(self) -> None:
-        """Copy the memory of all tensors."""
-        wait = False
-        for source, target in self.pairs:
-            target.copy_(source, non_blocking=True)
-            wait = wait or source.device.type != target.device.type
-        if wait and torch.cuda.is_available():
-            torch.cuda.synchronize()
 
     def _copy(self, value: Any, into: Any) -> Any:
         if isinstance(value, _SCALARS):
@@ -89,6 +126,9 @@ class StateCopy:
         known = self._copies.get(id(value))
         if known is None:
             known = self._copies[id(value)] = self._new(value, into)
+        if isinstance(value, Tensor):
+            self.met.append(value)
+            self.met_copies.append(known)
         return known
 
     def _new(self, value: Any, into: Any) -> Any:

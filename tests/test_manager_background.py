@@ -183,7 +183,7 @@ def test_failure_while_copying_gives_the_buffer_back(tmp_path: Path, monkeypatch
 
     with CheckpointManager(tmp_path) as manager:
         with monkeypatch.context() as broken:
-            broken.setattr(manager_module, "copy_state", fail)
+            broken.setattr(manager_module, "_copied", fail)
             for step in range(4):
                 with pytest.raises(MemoryError):
                     manager.save(step, model=nn.Linear(1, 1))
@@ -261,3 +261,31 @@ def test_forgotten_manager_still_writes_and_leaves_no_thread(tmp_path: Path) -> 
     gc.collect()
     assert steps_of(CheckpointManager(tmp_path)) == [1]
     assert not [thread for thread in threading.enumerate() if thread.name == "nanscan-checkpoint-writer"]
+
+
+def test_thread_is_kept_between_saves_and_ends_with_the_manager(tmp_path: Path) -> None:
+    def writers() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name == "nanscan-checkpoint-writer"]
+
+    others = writers()
+    manager = CheckpointManager(tmp_path)
+    seen = set()
+    for step in range(3):
+        manager.save(step, model=nn.Linear(1, 1))
+        manager.flush()
+        seen |= {thread.ident for thread in writers() if thread not in others}
+    assert len(seen) == 1
+    (thread,) = [thread for thread in writers() if thread not in others]
+    manager.close()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_due_tells_whether_a_save_would_be_made(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, every_steps=2) as manager:
+        assert manager.has_rhythm
+        for step in range(4):
+            assert manager.due(step) == (manager.save(step, model=nn.Linear(1, 1)) is not None) == (step % 2 == 0)
+    assert not CheckpointManager(tmp_path).has_rhythm and CheckpointManager(tmp_path).due(1)
+    with pytest.raises(ValueError, match="step must be at least 0"):
+        manager.due(-1)

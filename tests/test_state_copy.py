@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections import OrderedDict, deque, namedtuple
+import gc
+import weakref
+from collections import Counter, OrderedDict, deque, namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from nanscan.state_copy import copy_state
+from nanscan import state_copy
+from nanscan.state_copy import StateCopy, copy_state
 from tests.guarded import bits
 
 Pair = namedtuple("Pair", "first second")
@@ -210,3 +214,73 @@ def test_any_state_into_any_former_copy_is_an_equal_own_copy(state: Any, other: 
     assert str(exact(copied)) == str(exact(state))
     mine = {t.data_ptr() for t in tensors_of(state) if t.numel()}
     assert not mine & {t.data_ptr() for t in tensors_of(copied) if t.numel()}
+
+
+def copied(value: Any, into: StateCopy | None = None) -> StateCopy:
+    work = StateCopy(value, into)
+    work.run()
+    return work
+
+
+def trained() -> dict[str, Any]:
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    return {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "seen": Counter("aab"), "step": 1}
+
+
+def test_copy_into_a_former_one_is_not_laid_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = trained()
+    former = copied(source)
+    monkeypatch.setattr(state_copy, "Plan", None)  # what a new layout ends with
+    source["model"]["0.weight"].fill_(7)
+    source["step"], source["seen"]["b"] = 2, 5
+    again = copied(dict(source), former)
+    assert exact(again.result) == exact(source)
+    assert again.result["model"]._metadata == source["model"]._metadata
+    assert again.result["model"] is not former.result["model"]
+    assert [t.data_ptr() for t in tensors_of(again.result)] == [t.data_ptr() for t in tensors_of(former.result)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda s: s.update(a=torch.ones(3)),  # tied no more
+        lambda s: s.update(b=s["c"]),  # tied with another
+        lambda s: s.update(c=s["c"].view(3, 2)),
+        lambda s: s.update(c=s["c"].t()),
+        lambda s: s.update(c=s["c"].view(torch.int32)),
+        lambda s: s.update(c=s["c"].to_sparse()),
+        lambda s: s.update(z=s["z"].conj()),
+        lambda s: s.update(im=s["z"].conj().imag),
+        lambda s: s.update(d=torch.zeros(1)),
+        lambda s: s.pop("c"),
+        lambda s: s.update(c=[s["a"]]),
+        lambda s: s.update(c=argparse.Namespace(t=s["c"])),
+        lambda s: s.update(me=s),
+        lambda s: s.update(twin=(one := [1]), other=one),
+    ],
+)
+def test_layout_that_has_changed_is_laid_out_anew(change: Callable[[dict[str, Any]], Any]) -> None:
+    tied = torch.ones(3)
+    source = {"a": tied, "b": tied, "c": torch.arange(6.0).view(2, 3), "z": torch.tensor([1 + 2j]), "im": None}
+    former = copied(source)
+    change(source)
+    again, plain = copied(source, former).result, copy_state(source)
+    again.pop("me", None), plain.pop("me", None)
+    for one, other in ((again, plain), (again, source)):
+        assert str({**one, "me": 0}) == str({**other, "me": 0})
+    assert ("twin" in again) == (again.get("twin") is not None and again["twin"] is again["other"])
+    for name, value in plain.items():
+        same = [key for key, item in plain.items() if item is value]
+        assert [key for key, item in again.items() if item is again[name]] == same
+
+
+def test_copy_does_not_keep_its_sources_alive() -> None:
+    tensor = torch.ones(2)
+    alive = weakref.ref(tensor)
+    work = copied({"t": tensor})
+    del tensor
+    gc.collect()
+    assert alive() is None and work.result["t"].tolist() == [1, 1]

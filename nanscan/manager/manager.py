@@ -27,7 +27,7 @@ from nanscan.manager.restored import Restored
 from nanscan.manager.retention import Retention
 from nanscan.manager.schedule import Schedule, as_step, positive_int
 from nanscan.manager.writer import Writer
-from nanscan.state_copy import copy_state
+from nanscan.state_copy import StateCopy
 
 __all__ = ["CheckpointManager"]
 
@@ -111,7 +111,7 @@ class CheckpointManager:
         self._check_finite = check_finite
         self._on_sigterm = on_sigterm
         self._background = bool(background)
-        self._writer = Writer(self._write)
+        self._writer = Writer(lambda step, snapshot: self._write(step, snapshot.result))
         self._told: set[str] = set()
         self._closed = False
         self._pid = os.getpid()
@@ -173,6 +173,15 @@ class CheckpointManager:
             raise failed
         return self._folder.file(step)
 
+    def due(self, step: int) -> bool:
+        """True if `save(step, …)` would save now: for a loop that has to prepare what it saves."""
+        return self._schedule.due(as_step(step))
+
+    @property
+    def has_rhythm(self) -> bool:
+        """True if `every_steps` or `every_seconds` says when a save is due; else every call is."""
+        return self._schedule.every_steps is not None or self._schedule.every_seconds is not None
+
     def _take(self, step: int, state: dict[str, Any]) -> BaseException | None:
         """Write it, or have it written; returns the error of an earlier save that nobody was told about."""
         if not self._background:
@@ -181,7 +190,7 @@ class CheckpointManager:
             return None
         buffer = self._writer.take_buffer()
         try:
-            snapshot = copy_state(state, into=buffer, device="cpu")
+            snapshot = _copied(state, buffer)
         except BaseException:
             self._writer.give_back(None)
             raise
@@ -209,7 +218,7 @@ class CheckpointManager:
         """`flush`, and give SIGTERM back. The manager can't save any more; closing it again does nothing."""
         if self._closed or self._pid != os.getpid():
             return
-        self._writer.wait()
+        self._writer.end()
         self._closed = True
         exits.unwatch(self)
         error = self._writer.next_error()
@@ -323,9 +332,16 @@ class CheckpointManager:
         return first and self._on_sigterm == "stop"
 
     def _finish_at_exit(self) -> None:
-        self._writer.wait()
+        self._writer.end()
         while (error := self._writer.next_error()) is not None:
             print(f"nanscan: a checkpoint in '{self.directory}' was not saved: {error}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
         return f"CheckpointManager({str(self.directory)!r}, {len(self.checkpoints())} checkpoints)"
+
+
+def _copied(state: dict[str, Any], former: StateCopy | None) -> StateCopy:
+    """A copy in host memory, in that of a former one as far as it fits."""
+    snapshot = StateCopy(state, former, torch.device("cpu"))
+    snapshot.run()
+    return snapshot

@@ -13,6 +13,7 @@ from nanscan.manager.exits import deferred
 __all__ = ["Writer"]
 
 BUFFERS = 2  # one is being written, one waits
+LINGER_SECONDS = 2.0  # an idle thread waits so long for more: starting one takes as long as copying a small state
 
 
 class Job(NamedTuple):
@@ -23,11 +24,11 @@ class Job(NamedTuple):
 
 
 class Writer:
-    """Writes snapshots in order, one at a time, in a thread that lives while there is something to write.
+    """Writes snapshots in order, one at a time, in a thread that ends a while after there is nothing more to write.
 
-    The thread is no daemon: an interpreter that exits waits for it. At most two snapshots exist, whose memory is used
-    over and over: `take_buffer` waits while both are in use. In a forked child, where the thread does not exist,
-    nothing is pending.
+    The thread is no daemon: an interpreter that exits waits for it; `end` sends it home before. At most two snapshots
+    exist, whose memory is used over and over: `take_buffer` waits while both are in use. In a forked child, where the
+    thread does not exist, nothing is pending.
 
     Args:
         write: called in the thread as `write(step, snapshot)`.
@@ -42,6 +43,7 @@ class Writer:
         self._draining = threading.Lock()  # one at a time
         self._errors: deque[BaseException] = deque()
         self._thread: threading.Thread | None = None
+        self._lingers = True
         self._pid = os.getpid()
 
     def take_buffer(self) -> Any:
@@ -60,9 +62,10 @@ class Writer:
         """Have `snapshot`, which was copied into a buffer taken before, written; returns at once."""
         with self._changed:
             self._jobs.append(Job(step, snapshot))
+            self._changed.notify_all()
             if self._is_served():
                 return
-            self._thread = threading.Thread(target=self._drain, name="nanscan-checkpoint-writer", daemon=False)
+            self._thread = threading.Thread(target=self._serve, name="nanscan-checkpoint-writer", daemon=False)
             thread = self._thread
         try:
             thread.start()
@@ -73,6 +76,14 @@ class Writer:
         """Wait until everything submitted is written, or has failed."""
         if self._pid == os.getpid():
             self._wait_until(lambda: not self._jobs)
+
+    def end(self) -> None:
+        """`wait`, and let the thread end; a later `submit` starts another."""
+        if self._pid == os.getpid():
+            with self._changed:
+                self._lingers = False
+                self._changed.notify_all()
+            self.wait()
 
     @property
     def pending(self) -> int:
@@ -96,6 +107,18 @@ class Writer:
     def _is_served(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    def _serve(self) -> None:
+        while self._has_work():
+            self._drain()
+
+    def _has_work(self) -> bool:
+        """Wait a while for something to write; False after that, when the thread is not counted on any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or not self._lingers, LINGER_SECONDS)
+            if not self._jobs:
+                self._thread = None
+            return bool(self._jobs)
+
     def _drain(self) -> None:
         with self._draining:
             while (job := self._next_job()) is not None:
@@ -108,10 +131,7 @@ class Writer:
 
     def _next_job(self) -> Job | None:
         with self._changed:
-            if self._jobs:
-                return self._jobs[0]
-            self._thread = None
-            return None
+            return self._jobs[0] if self._jobs else None
 
     def _done(self, error: BaseException | None) -> None:
         with self._changed:

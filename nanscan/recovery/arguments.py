@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from nanscan.guard import GuardedOptimizer
+from nanscan.manager import CheckpointManager
 from nanscan.snapshot import nested_optimizers, params_of
 
-__all__ = ["Options", "check_model", "checked_options", "guard_of", "schedulers_of"]
+__all__ = ["Options", "check_model", "checked_options", "checked_parts", "guard_of"]
 
 
 class Options(NamedTuple):
@@ -58,8 +59,12 @@ def guard_of(optimizer: torch.optim.Optimizer) -> GuardedOptimizer | None:
     return next((part for part in nested_optimizers(optimizer) if isinstance(part, GuardedOptimizer)), None)
 
 
-def schedulers_of(scheduler: Any, manager: Any) -> list[Any]:
-    """The schedulers as a list."""
+def checked_parts(scheduler: Any, scaler: Any, manager: Any) -> list[Any]:
+    """The schedulers as a list; refuses what is no scheduler, scaler or manager."""
+    if scaler is not None and not hasattr(scaler, "is_enabled"):
+        raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+    if manager is not None and not isinstance(manager, CheckpointManager):
+        raise TypeError(f"manager must be a nanscan.CheckpointManager, got {type(manager).__name__}")
     several = list(scheduler) if isinstance(scheduler, (list, tuple)) else [] if scheduler is None else [scheduler]
     for item in several:
         if not hasattr(item, "state_dict") or not hasattr(item, "load_state_dict"):

@@ -35,7 +35,7 @@ class Saved:
     """One copy of a finite training state.
 
     Attributes:
-        content: what `TrainingState.restore` takes.
+        work: the copy that was made; its `result` is what `TrainingState.restore` takes.
         moment: when it was taken.
         devices: as for `TrainingState.restore`.
         floats: the tensors in it that can hold a NaN.
@@ -43,12 +43,18 @@ class Saved:
         failures: how often a run failed that started from it.
     """
 
-    content: dict[str, Any]
+    work: StateCopy
     moment: Moment
     devices: dict[int, torch.device] = field(default_factory=dict)
     floats: list[Tensor] = field(default_factory=list)
     nonfinite: tuple[int, int] = (0, 0)
     failures: int = 0
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What `TrainingState.restore` takes."""
+        found: dict[str, Any] = self.work.result
+        return found
 
     def intact(self) -> bool:
         """False if somebody has written a NaN or Inf into the copy."""
@@ -84,9 +90,12 @@ class Memory:
         """
         spare = self._spare or self.older
         self.older, self._spare = None, spare
-        work = StateCopy(self._state.content(), spare.content if spare else None, _place)
-        saved = Saved(work.result, moment)
-        bad = self._fill(work, saved)
+        work = StateCopy(self._state.content(), spare.work if spare else None, _place)
+        saved = Saved(work, moment)
+        try:
+            bad = self._fill(work, saved)
+        finally:
+            work.release()
         if bad:
             return bad
         self.older, self.newest, self._spare = self.newest, saved, None

@@ -10,18 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from nanscan import messages
-from nanscan.errors import CheckpointError, NonFiniteError, NonFiniteWarning, TrainingDiverged
+from nanscan.errors import CheckpointError, NonFiniteError
 from nanscan.manager import CheckpointManager
-from nanscan.recovery.arguments import check_model, checked_options, guard_of, schedulers_of
+from nanscan.recovery.arguments import check_model, checked_options, checked_parts, guard_of
 from nanscan.recovery.finite import FiniteCheck
-from nanscan.recovery.learning_rate import learning_rates, scale_learning_rates
 from nanscan.recovery.memory import Memory, Moment
-from nanscan.recovery.record import Rollback, Trouble, full_report
+from nanscan.recovery.record import Rollback, Trouble
 from nanscan.recovery.replay import Replay
 from nanscan.recovery.step_watch import StepWatch, listed
 from nanscan.recovery.training_state import TrainingState
-from nanscan.report import Report, TensorReport
-from nanscan.snapshot import nested_optimizers
+from nanscan.recovery.way_back import WayBack
+from nanscan.report import TensorReport
 
 __all__ = ["Recovery"]
 
@@ -93,7 +92,7 @@ class Recovery:
         check_model(model, optimizer)
         self._optimizer = optimizer
         self._guard = guard_of(optimizer)
-        schedulers = schedulers_of(scheduler, manager)
+        schedulers = checked_parts(scheduler, scaler, manager)
         inner = optimizer if self._guard is None else self._guard.optimizer
         self._state = TrainingState(model, inner, schedulers, scaler)
         self._check = FiniteCheck(self._state)
@@ -101,12 +100,11 @@ class Recovery:
         self._watch = StepWatch(self._guard, self._check, scaler, patience, self._repair_buffers)
         self._manager = manager
         self._replay = Replay()
-        self._rollbacks: list[Rollback] = []
+        self._way_back = WayBack(self._state, self._memory, self._guard, manager, self._parts(), self._options)
         self._bad_batches: dict[Any, None] = {}
         self._index = 0
         self._last_batch: Any = None
         self._went_back = False  # by an exception in the with block: the next step() tells
-        self._given_up: TrainingDiverged | None = None
         self._sizes = self._state.group_sizes()
         self._first_snapshot()
 
@@ -150,7 +148,7 @@ class Recovery:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
-        if not isinstance(error, NonFiniteError) or error is self._given_up:
+        if not isinstance(error, NonFiniteError) or error is self._way_back.given_up:
             return False
         rows = () if error.report is None else tuple(error.report.bad or getattr(error.report, "parameters", ()))
         reason = f"{type(error).__name__}: {listed(rows) if rows else error}"
@@ -188,7 +186,7 @@ class Recovery:
     @property
     def rollbacks(self) -> list[Rollback]:
         """Every rollback so far, oldest first."""
-        return list(self._rollbacks)
+        return list(self._way_back.rollbacks)
 
     @property
     def bad_batches(self) -> tuple[Any, ...]:
@@ -207,7 +205,7 @@ class Recovery:
     @property
     def rolled_back_to(self) -> int | None:
         """The `step_index` that the last rollback went back to; None if there was none."""
-        return self._rollbacks[-1].to_step if self._rollbacks else None
+        return self._way_back.rollbacks[-1].to_step if self._way_back.rollbacks else None
 
     def _oldest_batch(self) -> Any:
         """The last batch before the older of the snapshots."""
@@ -225,7 +223,7 @@ class Recovery:
             "version": 1,
             "step": self._index,
             "batch": self._last_batch,
-            "rollbacks": [rollback.to_dict() for rollback in self._rollbacks],
+            "rollbacks": [rollback.to_dict() for rollback in self._way_back.rollbacks],
             "bad_batches": list(self._bad_batches),
         }
 
@@ -241,16 +239,14 @@ class Recovery:
             raise ValueError(f"not the state of a Recovery: {', '.join(sorted(missing))} missing in {sorted(state)}")
         self._index = int(state["step"])
         self._last_batch = state.get("batch")
-        self._rollbacks = [Rollback.from_dict(item) for item in state["rollbacks"]]
+        self._way_back.rollbacks = [Rollback.from_dict(item) for item in state["rollbacks"]]
         self._bad_batches = dict.fromkeys(state["bad_batches"])
         self._replay.start_at(self._last_batch)
         self._memory.forget()
         self._first_snapshot()
 
     def __repr__(self) -> str:
-        return (
-            f"Recovery(step {self._index}, {len(self._rollbacks)} of at most {self._options.max_rollbacks} rollbacks)"
-        )
+        return f"Recovery(step {self._index}, {len(self._way_back.rollbacks)} of at most {self._options.max_rollbacks} rollbacks)"
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -263,7 +259,7 @@ class Recovery:
             )
 
     def _moment(self) -> Moment:
-        return Moment(self._index, self._last_batch, len(self._rollbacks))
+        return Moment(self._index, self._last_batch, len(self._way_back.rollbacks))
 
     def _is_due(self) -> bool:
         newest = self._memory.newest
@@ -273,10 +269,7 @@ class Recovery:
 
     def _disk_is_due(self) -> bool:
         """True if the manager has a rhythm of its own and it is time; one without is asked at each snapshot."""
-        schedule = getattr(self._manager, "_schedule", None)
-        if schedule is None or schedule.every_steps is schedule.every_seconds is None:
-            return False
-        return bool(schedule.due(self._index))
+        return self._manager is not None and self._manager.has_rhythm and self._manager.due(self._index)
 
     def _take_snapshot(self) -> Trouble | None:
         bad = self._memory.take(self._moment())
@@ -317,75 +310,16 @@ class Recovery:
     # ---- the way back ------------------------------------------------------------------------------------------------
 
     def _roll_back(self, trouble: Trouble) -> None:
-        at, before = self._index - 1, learning_rates(self._state.optimizer)
+        at = self._index - 1
         for batch in trouble.batches:
             self._bad_batches[batch] = None
-        gives_up = len(self._rollbacks) >= self._options.max_rollbacks
-        moment, source = self._restore(trouble)
-        done = len(self._rollbacks) + (0 if gives_up else 1)
-        factor = self._options.lr_backoff ** (done - moment.rollbacks)
-        scale_learning_rates(nested_optimizers(self._state.optimizer), self._state.schedulers, factor)
-        if gives_up:
-            self._give_up(full_report(self._rollbacks, trouble, at, moment.step), trouble)
-        self._rollbacks.append(
-            Rollback(
-                step=at,
-                to_step=moment.step,
-                to_batch=moment.batch,
-                lr_before=before,
-                lr_after=learning_rates(self._state.optimizer),
-                source=source,
-                **vars(trouble),
-            )
-        )
-        messages.warn(f"nanscan: {self._rollbacks[-1].describe()}.", NonFiniteWarning)
-
-    def _restore(self, trouble: Trouble) -> tuple[Moment, str]:
-        """Put the best copy back; returns when it was taken, and where it came from."""
-        if self._guard is not None:
-            self._guard.start_over()
-        saved, source = self._memory.choose(), "memory"
-        if saved is not None:
-            saved.failures += 1
-            self._state.restore(saved.content, saved.devices)
-            moment = saved.moment
-        else:
-            moment, source = self._restore_from_disk(trouble)
+        back = self._way_back.restore(trouble)
         self._watch.forget()
-        self._index, self._last_batch = moment.step, moment.batch
+        self._index, self._last_batch = back.moment.step, back.moment.batch
         self._sizes = self._state.group_sizes()
-        return moment, source
-
-    def _restore_from_disk(self, trouble: Trouble) -> tuple[Moment, str]:
-        restored = None if self._manager is None else self._manager.restore(**self._parts())
-        if restored is None:
-            where = "there is no manager" if self._manager is None else "there is no checkpoint on disk"
-            reason = "the snapshots in memory were changed from outside: they hold NaN or Inf"
-            self._give_up(f"nanscan: training diverged: {trouble.reason}. {reason}, and {where}.", trouble)
-        assert restored is not None
-        self._state.reset_scaler()
-        self._state.clear_grads()
-        known = restored.extra.get("recovery", {})
-        moment = Moment(restored.step, known.get("batch"), len(known.get("rollbacks", ())))
-        self._index, self._last_batch = moment.step, moment.batch
-        self._memory.take(moment)
-        return moment, str(restored.path)
-
-    def _give_up(self, text: str, trouble: Trouble) -> None:
-        self._given_up = TrainingDiverged(text, _report_of(trouble.bad) if trouble.bad else None)
-        raise self._given_up
+        self._way_back.finish(trouble, at, back)
 
     def _blame(self, batch: Any) -> None:
         """The batch of the step that raised in the with block is known only now."""
-        if batch is None or batch in self._rollbacks[-1].batches:
-            return
-        self._bad_batches[batch] = None
-        values = {**vars(self._rollbacks[-1]), "batches": (*self._rollbacks[-1].batches, batch)}
-        self._rollbacks[-1] = Rollback(**values)
-
-
-def _report_of(rows: tuple[TensorReport, ...]) -> Report:
-    nan, inf = sum(row.nan_count for row in rows), sum(row.inf_count for row in rows)
-    norm = float("nan") if nan else float("inf")
-    largest = max(row.inf_norm for row in rows)
-    return Report(False, norm, largest, largest, nan, inf, sum(row.numel for row in rows), rows, rows)
+        if self._way_back.blame(batch):
+            self._bad_batches[batch] = None
