@@ -136,7 +136,7 @@ def test_the_spec_is_held_against_every_batch() -> None:
 
 
 def test_only_a_loader_asked_to_learn_learns_and_from_good_batches_only() -> None:
-    batches = [torch.full((2, 3), NAN), torch.rand(2, 3), torch.rand(2, 3), torch.rand(2, 4)]
+    batches = [torch.full((2, 5), NAN), torch.rand(2, 3), torch.rand(2, 3), torch.rand(2, 4)]
     assert len(list(CheckedLoader(batches, on_bad="skip"))) == 3
     loader = CheckedLoader(batches, on_bad="skip", learn=2)
     assert len(list(loader)) == 2
@@ -211,6 +211,11 @@ def test_pickling_and_copying_keep_everything() -> None:
         assert (twin.spec, twin.on_bad, twin.bad_batches) == (loader.spec, "skip", loader.bad_batches)
         assert firsts(twin) == [[2, 3], [4, 5]] and len(twin) == 3
     assert nanscan.find_unpicklable(loader) == []
+
+
+def test_a_blank_object_has_no_attributes_and_does_not_look_for_its_loader_forever() -> None:
+    assert not hasattr(object.__new__(CheckedLoader), "spec")
+    assert not hasattr(object.__new__(CheckedLoader), "anything")
 
 
 def test_two_passes_at_once_do_not_disturb_each_other() -> None:
