@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import xxhash
 from torch import nn
 
 import nanscan
+from nanscan.checkpoint import writer
 from tests.unpicklable import Untouchable
 
 
@@ -51,3 +54,39 @@ def test_the_functions_that_a_scheduler_leaves_out_are_warned_about(tmp_path: Pa
     with pytest.warns(nanscan.CheckpointWarning, match=r'scheduler\["lr_lambdas"\]\[0\]') as caught:
         nanscan.save({"scheduler": scheduler.state_dict()}, tmp_path / "last.pt")
     assert caught[0].filename == __file__
+
+
+def test_the_disk_is_told_early_and_a_hint_that_fails_harms_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    class Refuses:
+        @staticmethod
+        def sync_file_range(fd: Any, start: Any, size: Any, flags: Any) -> int:
+            begun.append(size.value)
+            return -1
+
+    monkeypatch.setattr(writer, "_LIBC", Refuses)
+    state = {"w": torch.arange(5_000_000)}
+    assert torch.equal(nanscan.load(nanscan.save(state, tmp_path / "a.pt"))["w"], state["w"])
+    assert sum(begun) > 30_000_000
+    monkeypatch.setattr(writer, "_LIBC", object())  # a system without it
+    assert torch.equal(nanscan.load(nanscan.save(state, tmp_path / "a.pt"))["w"], state["w"])
+
+
+@pytest.mark.parametrize("sizes", [[1] * 3000, [writer.CHUNK - 40, 600, writer.CHUNK, 511, 512, 1, 3 * writer.CHUNK]])
+def test_every_piece_has_its_digest_wherever_the_chunks_end(tmp_path: Path, sizes: list[int]) -> None:
+    content = random.Random(0).randbytes(sum(sizes))
+    with open(tmp_path / "file", "wb") as file:
+        written = writer.DigestingWriter(file.fileno())
+        at = 0
+        for size in sizes:
+            assert written.write(content[at : at + size]) == size
+            at += size
+        written.flush()
+    assert (tmp_path / "file").read_bytes() == content
+    at = 0
+    for size in sizes:
+        assert written.digest(at, size) == xxhash.xxh3_128_digest(content[at : at + size])
+        at += size

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import xxhash
 
 from nanscan.checkpoint import layout
-from nanscan.checkpoint.writer import PART, DigestingWriter
+from nanscan.checkpoint.writer import CHUNK, PART, DigestingWriter
 from nanscan.errors import CorruptCheckpoint
 
 __all__ = [
@@ -36,7 +36,6 @@ MEMBER = ".nanscan/digests"
 FORMAT = "nanscan-digests"
 _MARK = b"nanscan xxh3_128 "
 _COMMENT = len(_MARK) + 16 + 1 + 32  # mark, start of the digests in hex, a space, digest in hex
-_CHUNK = 1 << 20
 _PARALLEL = 8 << 20  # bytes from which waking other threads pays
 _ADVICE = "Use an older checkpoint or another copy of this one"
 
@@ -247,13 +246,13 @@ def _shares(regions: list[Region]) -> list[list[Region]]:
 
 
 def _bad_regions(fd: int, regions: Sequence[Region]) -> list[Region]:
-    chunk = memoryview(bytearray(_CHUNK))  # once: new memory costs as much as hashing it
+    chunk = memoryview(bytearray(CHUNK))  # once: new memory costs as much as hashing it
     return [region for region in regions if digest_range(fd, region.start, region.size, chunk).hex() != region.digest]
 
 
 def digest_range(fd: int, start: int, size: int, chunk: memoryview | None = None) -> bytes:
     """The digest of ``size`` bytes from ``start`` on; of fewer where the file ends before. ``chunk``: to read into."""
-    chunk = memoryview(bytearray(_CHUNK)) if chunk is None else chunk
+    chunk = memoryview(bytearray(CHUNK)) if chunk is None else chunk
     if size <= len(chunk):
         return xxhash.xxh3_128_digest(chunk[: os.preadv(fd, [chunk[:size]], start)])
     digest = xxhash.xxh3_128()

@@ -9,11 +9,10 @@ from typing import Any
 import xxhash
 
 from nanscan.checkpoint.digest import Region, Seal, corrupt_regions
+from nanscan.checkpoint.writer import CHUNK
 from nanscan.errors import CorruptCheckpoint
 
 __all__ = ["VerifyingReader"]
-
-_CHUNK = 1 << 20
 
 
 class VerifyingReader(io.RawIOBase):
@@ -66,7 +65,7 @@ class VerifyingReader(io.RawIOBase):
         """Read one region to the start of ``view`` and compare it."""
         digest, got = xxhash.xxh3_128(), 0
         while got < region.size:
-            part = view[got : min(got + _CHUNK, region.size)]
+            part = view[got : min(got + CHUNK, region.size)]
             count = os.preadv(self._fd, [part], region.start + got)
             if count == 0:
                 break

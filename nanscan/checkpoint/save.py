@@ -26,6 +26,7 @@ from nanscan.pickling.problem import PickleProblem
 __all__ = ["save"]
 
 _UNTOUCHED = "The file that was there is untouched"
+_ROUNDS = 3  # of leaving things out: what is left of a container may be refused in its turn
 _OVERHEAD = 4096  # bytes of an archive beyond its tensors, roughly
 
 
@@ -76,16 +77,17 @@ def save(
         )
     name = path_of(path)
     form, root = format_of(name), root_name(obj, caller_frame())
-    try:
-        _save(obj, root, name, form, check_finite)
-    except CheckpointError as error:
-        problems = getattr(error, "problems", None)
-        if on_unpicklable == "raise" or not problems:
-            raise
-        left = _without(obj, root, name, form, problems)
-        if left is obj:
-            raise
-        _save(left, root, name, form, check_finite)
+    for _ in range(_ROUNDS if on_unpicklable == "drop" else 0):
+        try:
+            _save(obj, root, name, form, check_finite)
+            return Path(name)
+        except CheckpointError as error:
+            problems = getattr(error, "problems", None)
+            left = _without(obj, root, name, form, problems) if problems else obj
+            if left is obj:
+                raise
+            obj = left
+    _save(obj, root, name, form, check_finite)
     return Path(name)
 
 
@@ -160,8 +162,6 @@ def _write_torch(
         if written.failure is not None:
             raise written.failure from None
         raise
-    finally:
-        written.close()
     written.flush()
     return digest.add_digests(fd, written, watch.paths(found))
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import xxhash
 
-__all__ = ["PART", "DigestingWriter"]
+__all__ = ["CHUNK", "PART", "DigestingWriter"]
 
 PART = 16 << 20  # a longer piece gets a digest for each so many bytes, so that several threads can compare them
-_CHUNK = 1 << 20  # bytes copied at a time: they stay in the cache between copying, hashing and writing
-_SMALL = 256 << 10  # pieces below this are gathered, so that many small tensors don't cost a system call each
+CHUNK = 256 << 10  # bytes copied, hashed and written at a time: they stay in a core's own cache meanwhile
+_AHEAD = 4 << 20  # bytes after which the disk is told to begin
 _TINY = 512  # pieces below this (headers, padding) are kept as they are
+_LIBC = ctypes.CDLL(None)
 
 
 class DigestingWriter:
@@ -35,9 +36,9 @@ class DigestingWriter:
         self._before = before
         self._digests: dict[int, tuple[int, bytes]] = {}  # offset -> length and digest of a piece
         self._tiny: dict[int, bytes] = {}  # offset -> a piece too small for that
-        self._gathered = bytearray()
-        self._hashing: ThreadPoolExecutor | None = None
-        self._chunks = memoryview(b""), memoryview(b"")  # made with the thread: new memory costs as much as hashing
+        self._chunk = memoryview(bytearray(CHUNK))  # once: new memory costs as much as hashing
+        self._filled = 0
+        self._written = self._begun = 0
 
     def write(self, data: Any) -> int:
         """Write all of ``data`` (bytes-like); returns how many bytes."""
@@ -55,11 +56,6 @@ class DigestingWriter:
             self.failure = self.failure or error
             raise
 
-    def close(self) -> None:
-        """End the thread that hashes; the file stays open."""
-        if self._hashing is not None:
-            self._hashing.shutdown()
-
     def digest(self, start: int, size: int) -> bytes | None:
         """The digest of the bytes that were written there in one piece or part; None if it was otherwise."""
         if len(self._tiny.get(start, b"")) == size > 0:
@@ -74,56 +70,53 @@ class DigestingWriter:
             before, self._before = self._before, None
             before()
         length = len(data)
-        if length < _SMALL:
-            self._gather(bytes(data))
+        if length <= CHUNK - self._filled:
+            self._take_small(data, length)
         else:
-            self._write_large(data)
+            for start in range(0, length, PART):
+                part = data[start : start + PART]
+                self._digests[self.size + start] = (len(part), self._copied(part))
         self.size += length
         return length
 
-    def _flush(self) -> None:
-        gathered, self._gathered = self._gathered, bytearray()
-        _write_all(self._fd, memoryview(gathered))
-
-    def _gather(self, data: bytes) -> None:
-        self._gathered += data
-        if len(self._gathered) >= _CHUNK:
-            self._flush()
-        if len(data) < _TINY:
-            self._tiny[self.size] = data
+    def _take_small(self, data: memoryview, length: int) -> None:
+        """What fits into the chunk: nearly all calls, as each tensor comes with several headers."""
+        piece = self._chunk[self._filled : self._filled + length]
+        piece[:] = data
+        self._filled += length
+        if length < _TINY:
+            self._tiny[self.size] = bytes(piece)
         else:
-            self._digests[self.size] = (len(data), xxhash.xxh3_128_digest(data))
+            self._digests[self.size] = (length, xxhash.xxh3_128_digest(piece))
 
-    def _write_large(self, data: memoryview) -> None:
-        self._flush()
-        if self._hashing is None:
-            self._hashing = ThreadPoolExecutor(1, "nanscan-digest")
-            self._chunks = memoryview(bytearray(_CHUNK)), memoryview(bytearray(_CHUNK))
-        for start in range(0, len(data), PART):
-            part = data[start : start + PART]
-            self._digests[self.size + start] = (len(part), self._write_part(part, self._hashing))
-
-    def _write_part(self, part: memoryview, hashing: ThreadPoolExecutor) -> bytes:
-        """Copy, hash and write; a chunk is hashed in another thread while the system takes it."""
-        digest = xxhash.xxh3_128()
-        last: Future[None] | None = None
-        for number, start in enumerate(range(0, len(part), _CHUNK)):
-            piece = part[start : start + _CHUNK]
-            chunk = self._chunks[number % 2][: len(piece)]
-            chunk[:] = piece
-            if last is not None:
-                last.result()  # so the other chunk is free again
-            try:
-                last = hashing.submit(digest.update, chunk)
-            except RuntimeError:  # the interpreter is ending (a save at exit) and starts no threads any more
-                last = None
-                digest.update(chunk)
-            _write_all(self._fd, chunk)
-        if last is not None:
-            last.result()
+    def _copied(self, part: memoryview) -> bytes:
+        """Copy to the chunk, piece by piece, and hash the copy; a full chunk is written."""
+        digest, at = xxhash.xxh3_128(), 0
+        while at < len(part):
+            if self._filled == CHUNK:
+                self._flush()
+            room = min(CHUNK - self._filled, len(part) - at)
+            piece = self._chunk[self._filled : self._filled + room]
+            piece[:] = part[at : at + room]
+            digest.update(piece)
+            at, self._filled = at + room, self._filled + room
         return digest.digest()
 
+    def _flush(self) -> None:
+        gathered, self._filled = self._chunk[: self._filled], 0
+        self._written += len(gathered)
+        while len(gathered):
+            gathered = gathered[os.write(self._fd, gathered) :]
+        if self._written - self._begun >= _AHEAD:
+            _begin_writing(self._fd, self._begun, self._written - self._begun)
+            self._begun = self._written
 
-def _write_all(fd: int, data: memoryview) -> None:
-    while len(data):
-        data = data[os.write(fd, data) :]
+
+def _begin_writing(fd: int, start: int, size: int) -> None:
+    """Let the disk begin with these bytes while the next ones are copied, so that the flush at the end is short.
+
+    It is a hint (Linux has it, other systems need none): the flush waits for all, and reports what failed.
+    """
+    sync_file_range = getattr(_LIBC, "sync_file_range", None)
+    if sync_file_range is not None:
+        sync_file_range(ctypes.c_int(fd), ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(2))
