@@ -18,6 +18,8 @@ class EagerSteps:
     """Switches torch.compile off while the forward of a measured step runs; does nothing for an eager model."""
 
     def __init__(self, model: nn.Module, every: int) -> None:
+        # Here and not as a decorator: this imports torch._dynamo, seconds that `import nanscan` must not cost.
+        torch.compiler.assume_constant_result(say_that_nothing_is_seen)  # type: ignore[no-untyped-call]
         self._stance: Any = None
         self._needed = is_wrapped_compiled(model)
         if is_compiled_in_place(model):
@@ -42,7 +44,6 @@ class EagerSteps:
             self._stance = None
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def say_that_nothing_is_seen() -> int:
     """Warn; torch.compile calls this once, while it traces."""
     warn(
