@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -274,6 +275,18 @@ def test_hooks_do_not_gather_on_a_parameter_that_is_returned_as_it_is() -> None:
             model(X).sum().backward()
         assert len(model.weight._backward_hooks) == 1
     assert len(model.weight._backward_hooks) == 0 and len(keys(ranges, "gradient")) == 3
+
+
+def test_a_scripted_part_is_left_out_and_a_scripted_model_is_refused() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        scripted = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.ReLU()))
+    model = nn.Sequential(scripted, nn.Linear(4, 2))
+    with nanscan.watch(model) as ranges:
+        model(X).sum().backward()
+    assert keys(ranges) == ["1"]
+    with pytest.raises(TypeError, match=r"torch\.jit\.script takes no hooks"):
+        nanscan.watch(scripted)
 
 
 def test_a_functional_transform_runs_as_before() -> None:

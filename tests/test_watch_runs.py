@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import nanscan
+from nanscan.ranges import on_cpu, on_device
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -211,3 +212,17 @@ def counted(model: nn.Module) -> tuple[Any, list[int]]:
 
     torch._dynamo.reset()
     return torch.compile(model, backend=backend, fullgraph=True), calls
+
+
+def test_numbers_on_a_device_are_fetched_late_and_judged_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_cpu, "measure", lambda values, sample: on_device.launch(values))
+    arrived: list[bool] = [False]
+    monkeypatch.setattr(on_device.Transfer, "ready", lambda self: arrived[0])
+    model = net()
+    with nanscan.watch(model, history=3) as ranges:
+        for scale in (1.0, float("nan"), 1.0):
+            model(X * scale).sum().backward()
+        assert ranges._first_bad is None  # nothing has waited so far
+        model(X).sum().backward()  # step 0 would be lost: this one waits
+        assert ranges._first_bad is not None and ranges._first_bad.step == 1
+    assert [row.step for row in ranges.rows("0", "activation")] == [1, 2, 3]

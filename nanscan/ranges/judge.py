@@ -76,7 +76,11 @@ class Judge:
             history = self._history.get(key)
             if history is None:
                 history = self._history[key] = RmsHistory()
-            reason = _out_of_bounds(key, stats) or history.jump(rms)
+            bound = _bound(stats.limit)
+            reason = None
+            if stats.high > bound or stats.low < -bound or stats.nans or stats.infs:
+                reason = _out_of_bounds(key, stats)
+            reason = reason or history.jump(rms)
             if reason is not None and found is None:
                 found = self._blame(record, key, reason)
             if rms == rms:  # not NaN: something was finite
@@ -104,10 +108,13 @@ class Judge:
 def _out_of_bounds(key: Key, stats: Stats) -> str | None:
     if (stats.nans or stats.infs) and not _only_negative_inf(key, stats):
         return _non_finite(stats)
-    bound = FULL * (stats.limit if stats.limit < HALF_MAX else HALF_MAX)
-    if (stats.high > bound or stats.low < -bound) and not _is_mask(key, stats):
+    if stats.peak > _bound(stats.limit) and not _is_mask(key, stats):
         return _near_limit(stats)
     return None
+
+
+def _bound(limit: float) -> float:
+    return FULL * limit if limit < HALF_MAX else FULL * HALF_MAX
 
 
 def _only_negative_inf(key: Key, stats: Stats) -> bool:
@@ -117,7 +124,7 @@ def _only_negative_inf(key: Key, stats: Stats) -> bool:
 
 def _is_mask(key: Key, stats: Stats) -> bool:
     """Whether the largest magnitude is a constant such as -1e9 or the dtype's minimum, as finite masks have it."""
-    if key[1] != "activation" or stats.high > FULL * min(stats.limit, HALF_MAX):
+    if key[1] != "activation" or stats.high > _bound(stats.limit):
         return False
     dtype = getattr(torch, stats.dtype)
     if not dtype.is_floating_point or stats.low in _MINIMA:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import nn
 
 from nanscan.names import clean, unwrapped
 
-__all__ = ["innermost", "is_compiled_in_place", "is_wrapped_compiled", "module_names"]
+__all__ = ["innermost", "is_compiled_in_place", "is_scripted", "is_wrapped_compiled", "module_names"]
 
 
 def module_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Each module once, with its dotted path as the user knows it; the model itself under its class name.
+    """Each module that takes hooks once, with its dotted path; the model itself under its class name.
 
     >>> model = nn.Sequential(nn.Linear(1, 1))
     >>> [name for name, _ in module_names(nn.DataParallel(model))]
@@ -20,7 +21,8 @@ def module_names(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """
     root = innermost(model)
     for name, module in root.named_modules():
-        yield clean(name) or type(root).__name__, module
+        if not is_scripted(module):
+            yield clean(name) or type(root).__name__, module
 
 
 def innermost(model: nn.Module) -> nn.Module:
@@ -32,6 +34,11 @@ def innermost(model: nn.Module) -> nn.Module:
         if inner is model:
             return model
         model = inner
+
+
+def is_scripted(module: nn.Module) -> bool:
+    """Whether it comes from torch.jit.script, and takes no hooks."""
+    return isinstance(module, torch.jit.RecursiveScriptModule)
 
 
 def is_wrapped_compiled(model: nn.Module) -> bool:

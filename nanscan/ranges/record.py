@@ -43,6 +43,11 @@ class StepRecord:
         if key not in self.fresh[-1:]:
             self.fresh.append(key)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether numbers are still on a device."""
+        return bool(self._pending or self._transfers)
+
     def send(self) -> None:
         """Start to fetch what is on a device."""
         with self._lock:
@@ -59,7 +64,7 @@ class StepRecord:
             with self._lock:
                 for key, stats in zip(keys, found, strict=True):
                     self._merge(key, stats)
-        return not self._transfers
+        return not self.under_way
 
     def take_fresh(self) -> list[Key]:
         """The keys to judge, which are then no longer fresh."""
@@ -76,6 +81,10 @@ class Ring:
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(tuple(self._records))
+
+    def must_wait(self) -> bool:
+        """Whether the next record would push one out whose numbers are still on a device."""
+        return len(self._records) == self._records.maxlen and self._records[0].under_way
 
     def begin(self, step: int) -> StepRecord:
         """Start the record of a step."""

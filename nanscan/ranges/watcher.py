@@ -9,7 +9,7 @@ from torch import nn
 from nanscan.ranges.compiled import EagerSteps
 from nanscan.ranges.hooks import ModuleHooks, RootEnd, RootStart
 from nanscan.ranges.judge import Judge
-from nanscan.ranges.names import module_names
+from nanscan.ranges.names import innermost, is_scripted, module_names
 from nanscan.ranges.record import Ring, StepRecord
 from nanscan.ranges.recorder import Recorder
 from nanscan.ranges.row import OutOfRange, RangeRow
@@ -37,7 +37,7 @@ def watch(model: nn.Module, *, every: int = 1, history: int = 64, sample: int | 
         A `Watch`; `close()` it, or use it as a context manager.
 
     Raises:
-        TypeError: `model` is not an `nn.Module`.
+        TypeError: `model` is not an `nn.Module`, or is a scripted one.
         ValueError: `every`, `history` or `sample` is below 1.
 
     >>> import torch
@@ -51,6 +51,8 @@ def watch(model: nn.Module, *, every: int = 1, history: int = 64, sample: int | 
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"watch needs an nn.Module, got a {type(model).__name__}")
+    if is_scripted(innermost(model)):
+        raise TypeError("a model made by torch.jit.script takes no hooks: watch the Python model it was made from")
     for name, value in (("every", every), ("history", history), ("sample", 1 if sample is None else sample)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")
@@ -174,7 +176,7 @@ class Watch:
 
     def _begin(self) -> None:
         """Before each measured step: the one before is over, so far as its numbers are there."""
-        self._settle(wait=False)
+        self._settle(wait=self._ring.must_wait())
         self._eager.enter()
 
     def _settle(self, wait: bool) -> None:
