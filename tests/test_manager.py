@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -206,6 +207,7 @@ def test_loader_without_a_position_is_said_once(tmp_path: Path) -> None:
         ({"best": ("accuracy", "largest")}, ValueError, 'the second must be "max" or "min"'),
         ({"best": ("accuracy", "max"), "best_keep": 0}, ValueError, "best_keep must be at least 1"),
         ({"on_sigterm": "die"}, ValueError, 'on_sigterm must be "exit", "stop" or None'),
+        ({"on_unpicklable": "skip"}, ValueError, 'on_unpicklable must be "raise" or "drop"'),
         ({"check_finite": "inf"}, ValueError, 'check_finite must be True, False or "nan"'),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -228,6 +230,7 @@ def test_directory_must_be_a_path_and_no_file(tmp_path: Path) -> None:
     [
         ({"step": -1}, ValueError, "step must be at least 0"),
         ({"step": 1.0}, TypeError, "step must be a whole number"),
+        ({"step": 1, "epoch": 1.5}, TypeError, "epoch must be a whole number, got float 1.5"),
         ({"step": 1, "model": {}}, TypeError, "model must be a torch.nn.Module, got dict"),
         ({"step": 1, "optimizer": nn.Linear(1, 1)}, TypeError, "optimizer must be a torch.optim.Optimizer"),
         ({"step": 1, "scheduler": 3}, TypeError, r"scheduler must have state_dict\(\), int has not"),
@@ -277,3 +280,13 @@ def test_relative_directory_stays_where_it_was_when_the_manager_was_made(
         assert manager.save(1) == tmp_path / "run" / "step-00000001.pt"
         manager.flush()
         assert steps_of(manager) == [1]
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
+def test_what_can_not_be_saved_is_left_out_if_asked(tmp_path: Path, background: bool) -> None:
+    manager = CheckpointManager(tmp_path, background=background, on_unpicklable="drop")
+    with pytest.warns(CheckpointWarning, match=r'extra"\]\["lock'):
+        manager.save(1, extra={"lock": threading.Lock(), "loss": 0.5})
+        manager.close()
+    restored = CheckpointManager(tmp_path).restore()
+    assert restored is not None and restored.extra == {"loss": 0.5}

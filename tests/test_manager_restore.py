@@ -55,6 +55,43 @@ def test_python_and_numpy_draws_repeat_too(tmp_path: Path) -> None:
     assert (random.random(), np.random.rand(), torch.rand(2).tolist()) == wanted
 
 
+def other_kind(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    return torch.optim.RMSprop(optimizer.param_groups[0]["params"])
+
+
+def test_state_of_another_kind_of_optimizer_is_refused_and_changes_nothing(tmp_path: Path) -> None:
+    run = saved_run(tmp_path)
+    optimizer = other_kind(run.optimizer)
+    run.step()
+    before, options = run.state(), optimizer.state_dict()
+    with pytest.raises(CheckpointError, match="another kind than RMSprop: its groups have .* and lack 'alpha'"):
+        CheckpointManager(tmp_path).restore(**{**run.parts, "optimizer": optimizer})
+    assert same(run.state(), before) and optimizer.state_dict() == options
+    with pytest.warns(CheckpointWarning, match="another kind than RMSprop"):
+        CheckpointManager(tmp_path).restore(**{**run.parts, "optimizer": optimizer}, strict=False)
+
+
+def test_options_of_schedulers_and_other_versions_make_no_other_kind_of_optimizer(tmp_path: Path) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=5, cycle_momentum=False)
+    CheckpointManager(tmp_path, background=False).save(1, model=model, optimizer=optimizer)
+    newer = torch.optim.SGD(model.parameters(), lr=0.1)
+    newer.defaults["option_of_a_newer_torch"] = newer.param_groups[0]["option_of_a_newer_torch"] = None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CheckpointManager(tmp_path).restore(model=model, optimizer=newer)
+
+
+def test_folder_that_became_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path / "run")
+    (tmp_path / "run").write_text("")
+    for look in (manager.restore, manager.checkpoints, manager.best_checkpoint):
+        with pytest.raises(nanscan.CheckpointSystemError, match="run': it is a file; give a folder"):
+            look()
+    assert "run" in repr(manager)
+
+
 def test_empty_or_absent_folder_restores_nothing(tmp_path: Path) -> None:
     run = Run()
     before = run.state()

@@ -454,6 +454,8 @@ def test_meta_and_lazy_parameters_are_refused_by_name() -> None:
         ({"snapshot_every": 0}, ValueError, "snapshot_every must be at least 1, got 0"),
         ({"patience": True}, TypeError, "patience must be an int, got True"),
         ({"max_rollbacks": -1}, ValueError, "max_rollbacks must be at least 0"),
+        ({"scaler": 3}, TypeError, "scaler must be a torch.amp.GradScaler, got int"),
+        ({"manager": "run"}, TypeError, "manager must be a nanscan.CheckpointManager, got str"),
         ({"lr_backoff": 0.0}, ValueError, "lr_backoff must be greater than 0 and at most 1"),
         ({"lr_backoff": NAN}, ValueError, "lr_backoff"),
         ({"lr_backoff": 1.5}, ValueError, "lr_backoff"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,7 @@ class _Bar:
     def __init__(self, hidden: bool) -> None:
         console = status_console()
         columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
+        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not sys.stderr.isatty())
         self._task = self._bar.add_task("", total=None, visible=False)
         self._path: Path | None = None
 
@@ -146,7 +147,7 @@ def _cells(row: TensorRow) -> tuple[str, ...]:
     first = "-" if row.first_bad is None else str(list(row.first_bad))
     norms = f"{row.finite_norm:.6g}", f"{row.inf_norm:.6g}"
     counts = f"{row.nan_count:,}", f"{row.inf_count:,}"
-    return printable(row.name), str(list(row.shape)), row.dtype, *counts, first, *norms
+    return printable(row.name) or '""', str(list(row.shape)), row.dtype, *counts, first, *norms
 
 
 def printable(text: str, limit: int | None = MAX_NAME) -> str:

@@ -20,6 +20,9 @@ __all__ = ["Matches", "apply", "report_differences"]
 
 Matches = dict[str, MatchReport]
 Undo = list[Callable[[], Any]]
+_NO_OPTIONS = frozenset({
+    "params", "param_names", "initial_lr", "max_lr", "min_lr", "base_lr", "swa_lr", "max_momentum", "base_momentum",
+})  # fmt: skip  # what parameters and schedulers put into groups of any kind
 
 
 def report_differences(saved: Mapping[str, Any], parts: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -84,6 +87,7 @@ def _load_large(saved: Mapping[str, Any], both: Mapping[str, Any], strict: bool,
     matches: Matches = {}
     if "optimizer" in both:
         optimizer = both["optimizer"]
+        _compare_optimizer(optimizer, saved["optimizer"], strict)
         undo.append(_undo_optimizer(optimizer))
         names = saved.get("optimizer_names")
         matches["optimizer"] = load_optimizer_state(
@@ -114,6 +118,26 @@ def _load_small(name: str, part: Any, state: Any, undo: Undo) -> None:
         ) from error
     if name == "loader" and hasattr(part, "state_dict"):
         part.state_dict()  # a StatefulDataLoader makes its iterator now, which draws a number, and not later
+
+
+def _compare_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any], strict: bool) -> None:
+    """An optimizer takes over the options and the state of another kind of optimizer too, and fails later or never.
+
+    Options that one side lacks are a matter of PyTorch's version; where both lack some, it is another kind.
+    """
+    saved = {str(name) for group in state.get("param_groups", ()) for name in group}
+    own = {str(name) for name in optimizer.defaults}
+    lacks, foreign = own - saved, saved - own - _NO_OPTIONS
+    if not saved or not lacks or not foreign:
+        return
+    inner = optimizer.optimizer if isinstance(optimizer, GuardedOptimizer) else optimizer
+    text = (
+        f"the state of the optimizer seems to be that of another kind than {type(inner).__name__}: its groups have "
+        f"{_quoted(foreign)} and lack {_quoted(lacks)}"
+    )
+    if strict:
+        raise CheckpointError(f"{text}; nothing was restored. Leave the optimizer out, or give strict=False")
+    messages.warn(f"nanscan: {text}", CheckpointWarning)
 
 
 def _compare_scheduler(scheduler: Any, own: Any, saved: Any) -> None:

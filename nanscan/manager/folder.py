@@ -12,7 +12,7 @@ from typing import NamedTuple
 from filelock import FileLock, Timeout
 
 from nanscan import messages
-from nanscan.errors import CheckpointWarning
+from nanscan.errors import CheckpointSystemError, CheckpointWarning
 
 __all__ = ["Entry", "Folder", "Signature"]
 
@@ -61,12 +61,16 @@ class Folder:
         """The checkpoints that are there, oldest step first.
 
         Raises:
-            OSError: the folder can't be read (one that does not exist is empty).
+            CheckpointSystemError: the folder can't be read (one that does not exist is empty).
         """
         try:
             paths = list(self.path.iterdir())
         except FileNotFoundError:
             return []
+        except OSError as error:
+            reason = "it is a file" if self.path.is_file() else error.strerror or str(error)
+            text = f"cannot list the checkpoints in '{self.path}': {reason}; give a folder that can be read"
+            raise CheckpointSystemError(error.errno or 0, text, str(self.path)) from error
         found = [Entry(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
         return sorted(entry for entry in found if entry.path == self.file(entry.step) and entry.path.is_file())
 

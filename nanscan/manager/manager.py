@@ -60,6 +60,7 @@ class CheckpointManager:
         best_keep: how many of these.
         background: False: `save` returns when the file is safely on the disk.
         check_finite: as for `nanscan.save`: `"nan"` lets Inf pass (buffers such as masks may hold -inf), False all.
+        on_unpicklable: likewise: `"drop"` leaves out, with a warning, what would not load again without running code.
         on_sigterm: `"exit"`: write what is pending, then do what SIGTERM did before (end the process, with its exit
             status, or call the program's own handler). `"stop"`: only set `stop_requested`, for a loop that saves and
             ends by itself; a second SIGTERM acts as "exit". None: leave SIGTERM alone.
@@ -94,6 +95,7 @@ class CheckpointManager:
         best_keep: int = 1,
         background: bool = True,
         check_finite: bool | Literal["nan"] = True,
+        on_unpicklable: Literal["raise", "drop"] = "raise",
         on_sigterm: OnSigterm | None = "exit",
     ) -> None:
         self.directory = checked_folder(directory)
@@ -108,7 +110,10 @@ class CheckpointManager:
             raise ValueError(f'on_sigterm must be "exit", "stop" or None, got {on_sigterm!r}')
         if check_finite not in (True, False, "nan"):
             raise ValueError(f'check_finite must be True, False or "nan", got {check_finite!r}')
+        if on_unpicklable not in ("raise", "drop"):
+            raise ValueError(f'on_unpicklable must be "raise" or "drop", got {on_unpicklable!r}')
         self._check_finite = check_finite
+        self._on_unpicklable = on_unpicklable
         self._on_sigterm = on_sigterm
         self._background = bool(background)
         self._writer = Writer(lambda step, snapshot: self._write(step, snapshot.result))
@@ -157,6 +162,7 @@ class CheckpointManager:
         """
         self._check_usable()
         step = as_step(step)
+        epoch = None if epoch is None else positive_int("epoch", epoch, least=0)
         if not (force or self._schedule.due(step)):
             self._raise_pending()
             return None
@@ -168,7 +174,7 @@ class CheckpointManager:
                 extra = {**extra, self._metric.name: number}
         self._warn_once(unstored(parts))
         with exits.deferred():
-            failed = self._take(step, contents(step, None if epoch is None else int(epoch), parts, extra))
+            failed = self._take(step, contents(step, epoch, parts, extra))
         if failed is not None:
             raise failed
         return self._folder.file(step)
@@ -202,7 +208,7 @@ class CheckpointManager:
     def _write(self, step: int, state: dict[str, Any]) -> None:
         """Write one checkpoint, then let older ones go."""
         entry = Entry(step, self._folder.file(step))
-        save(state, entry.path, check_finite=self._check_finite)
+        save(state, entry.path, check_finite=self._check_finite, on_unpicklable=self._on_unpicklable)
         metric = None if self._metric is None else as_number(state["extra"][self._metric.name])
         self._retention.wrote(entry, metric)
         self._retention.apply(step)
@@ -337,7 +343,7 @@ class CheckpointManager:
             print(f"nanscan: a checkpoint in '{self.directory}' was not saved: {error}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:
-        return f"CheckpointManager({str(self.directory)!r}, {len(self.checkpoints())} checkpoints)"
+        return f"CheckpointManager({str(self.directory)!r})"
 
 
 def _copied(state: dict[str, Any], former: StateCopy | None) -> StateCopy:

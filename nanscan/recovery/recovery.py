@@ -246,7 +246,8 @@ class Recovery:
         self._first_snapshot()
 
     def __repr__(self) -> str:
-        return f"Recovery(step {self._index}, {len(self._way_back.rollbacks)} of at most {self._options.max_rollbacks} rollbacks)"
+        done, most = len(self._way_back.rollbacks), self._options.max_rollbacks
+        return f"Recovery(step {self._index}, {done} of at most {most} rollbacks)"
 
     # ---- snapshots ---------------------------------------------------------------------------------------------------
 
