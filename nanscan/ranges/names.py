@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import nn
+from torch.jit._script import RecursiveScriptModule
 
 from nanscan.names import clean, unwrapped
 
@@ -38,7 +38,7 @@ def innermost(model: nn.Module) -> nn.Module:
 
 def is_scripted(module: nn.Module) -> bool:
     """Whether it comes from torch.jit.script, and takes no hooks."""
-    return isinstance(module, torch.jit.RecursiveScriptModule)
+    return isinstance(module, RecursiveScriptModule)
 
 
 def is_wrapped_compiled(model: nn.Module) -> bool:
