@@ -214,6 +214,15 @@ def unused(bad: bool) -> dict[str, Any]:
     return {"model": model, "batch": data()[0], "forward": lambda m, x: (m[0](x) + (0 if bad else m[1](x))).sum()}
 
 
+@twin("NS205", "error", "weight", "2 trainable parameters without a gradient")
+def cut_off(bad: bool) -> dict[str, Any]:
+    def forward(model: nn.Module, x: Tensor) -> Tensor:
+        out = model(x)
+        return (out.detach().requires_grad_() if bad else out).sum()
+
+    return {"model": nn.Linear(8, 3), "batch": data()[0], "forward": forward}
+
+
 @twin("NS206", "warning", "fc.weight", "is exactly 0")
 def zero_gradient(bad: bool) -> dict[str, Any]:
     return computing(lambda x: x * (0.0 if bad else 1.0))

@@ -228,6 +228,16 @@ def test_findings_are_plain_data() -> None:
     assert 'silence={"NS209"}' in str(findings) and "1 warning" in str(findings)
 
 
+def test_a_report_shows_the_first_of_many_alike_and_names_the_others() -> None:
+    model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(12)])
+    for layer in model:
+        nn.init.constant_(layer.weight, 0.1)
+    findings = nanscan.preflight(model)
+    assert [f.code for f in findings] == ["NS103"] * 12
+    assert "also 4.weight, 5.weight, 6.weight, 7.weight and 4 more" in str(findings)
+    assert str(findings).count("every element is 0.1") == 4
+
+
 def test_the_first_update_of_a_resnet_takes_no_memory_with_it() -> None:
     torch.manual_seed(0)
     model = ResNet18(10)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 __all__ = ["SEVERITIES", "Finding", "Findings", "Severity"]
 
 Severity = Literal["error", "warning", "info"]
+_SHOWN = 4  # findings of one code in a report
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "info")
 
 
@@ -54,7 +55,7 @@ class Findings(list[Finding]):
     """
 
     def describe(self) -> str:
-        """A line with the counts, each finding in two lines, and how to silence them."""
+        """The counts, each finding in two lines (of many with one code the first four), and how to silence them."""
         if not self:
             return "nanscan.preflight: nothing found"
         counts = Counter(finding.severity for finding in self)
@@ -62,7 +63,15 @@ class Findings(list[Finding]):
             f"{counts[s]} {s}{'s' if counts[s] > 1 and s != 'info' else ''}" for s in SEVERITIES if counts[s]
         )
         codes = ", ".join(f'"{code}"' for code in sorted({finding.code for finding in self}))
-        lines = [finding.describe() for finding in self]
+        lines = [line for code in dict.fromkeys(f.code for f in self) for line in self._of(code)]
         return "\n".join([f"nanscan.preflight: {told}", *lines, f"Silence what is meant: silence={{{codes}}}"])
+
+    def _of(self, code: str) -> list[str]:
+        """The findings of one code; of many alike the first few, and where the others are."""
+        same = [finding for finding in self if finding.code == code]
+        shown, rest = same[:_SHOWN], [finding.where for finding in same[_SHOWN:]]
+        more = f" and {len(rest) - _SHOWN} more" if len(rest) > _SHOWN else ""
+        tail = [f"{code} {'':<7} also {', '.join(rest[:_SHOWN])}{more}"] if rest else []
+        return [finding.describe() for finding in shown] + tail
 
     __str__ = describe

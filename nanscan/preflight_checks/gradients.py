@@ -35,7 +35,7 @@ def _unused(done: Pass) -> Iterator[Finding]:
     unused = [name for name, grad in done.grads.items() if grad is None]
     if unused:
         text = f"{plural(len(unused), 'trainable parameter')} without a gradient on this batch: {listed(unused)}"
-        yield found("NS205", unused[0], text)
+        yield found("NS205", unused[0], text, severity="error" if len(unused) == len(done.grads) else None)
 
 
 def _sizes(subject: Subject, done: Pass) -> dict[str, float]:

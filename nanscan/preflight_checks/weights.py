@@ -19,7 +19,7 @@ from nanscan.report import Report
 __all__ = ["check_weights", "zero_matrices"]
 
 _UNIT = (0.8, 1.25)  # a standard deviation of about 1
-_LARGE_GAIN = 4.0  # std * sqrt(fan_in): what a layer multiplies by; 0.6 for PyTorch's own, 1 for Xavier, 1.4 for He
+_LARGE_GAIN = 3.0  # std * sqrt(fan_in): what a layer multiplies by; 0.6 for PyTorch's own, 1 for Xavier, 1.4 for He
 _DEEP = 3  # layers from which on gains multiply up
 
 
@@ -118,10 +118,12 @@ def _fan_in(param: Tensor) -> int:
 
 def _unit_normal(subject: Subject, rows: Mapping[str, Row]) -> Iterator[Finding]:
     """Standard deviation 1 where 1/sqrt(fan_in) is right, in nets that are deep enough for it to multiply up."""
-    wide = {**subject.matrices, **_own_matrices(subject)}
+    tables, wide = _tables(subject), {**subject.matrices, **_own_matrices(subject)}
     if len(wide) < _DEEP:
         return
     for name, param in wide.items():
+        if id(param) in tables:  # tied: the embedding is judged by itself
+            continue
         std = _std(rows[name], param.numel()) if name in rows else 0.0
         fan_in = min(param.shape) if name not in subject.matrices else _fan_in(param)
         gain = std * math.sqrt(fan_in)
@@ -132,9 +134,7 @@ def _unit_normal(subject: Subject, rows: Mapping[str, Row]) -> Iterator[Finding]
 
 def _own_matrices(subject: Subject) -> dict[str, nn.Parameter]:
     """Matrices that a model's own modules multiply by: both sizes large, and no table of tokens or positions."""
-    tables = {
-        id(p) for m in subject.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for p in m.parameters()
-    }
+    tables = _tables(subject)
     words = ("pos", "emb", "token", "query", "queries", "latent", "table", "codebook", "memory", "prompt")
     return {
         name: p
@@ -144,6 +144,11 @@ def _own_matrices(subject: Subject) -> dict[str, nn.Parameter]:
         and id(p) not in tables
         and not any(word in name.lower() for word in words)
     }
+
+
+def _tables(subject: Subject) -> set[int]:
+    kinds = (nn.Embedding, nn.EmbeddingBag)
+    return {id(p) for m in subject.model.modules() if isinstance(m, kinds) for p in m.parameters()}
 
 
 def _unit_output_embedding(subject: Subject, rows: Mapping[str, Row]) -> Iterator[Finding]:
