@@ -42,6 +42,11 @@ def corrupt(path: Path, content: bytes, reason: str | None = None) -> str:
     return str(caught.value)
 
 
+def test_a_safetensors_file_of_another_name_is_told_by_its_content(tmp_path: Path) -> None:
+    content = nanscan.save({"w": torch.ones(3)}, tmp_path / "a.safetensors").read_bytes()
+    corrupt(tmp_path / "a.pt", content, r"give it the suffix \.safetensors")
+
+
 def flipped(content: bytes, bit: int) -> bytes:
     changed = bytearray(content)
     changed[bit // 8] ^= 1 << (bit % 8)

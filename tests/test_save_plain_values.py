@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import random
 import warnings
 from pathlib import Path
@@ -14,6 +15,7 @@ from torch import nn
 
 import nanscan
 from nanscan.checkpoint import writer
+from nanscan.checkpoint.tensors import Seen, tensors_in
 from tests.unpicklable import Untouchable
 
 
@@ -90,3 +92,12 @@ def test_every_piece_has_its_digest_wherever_the_chunks_end(tmp_path: Path, size
     for size in sizes:
         assert written.digest(at, size) == xxhash.xxh3_128_digest(content[at : at + size])
         at += size
+
+
+def test_paths_are_written_for_what_holds_tensors_only() -> None:
+    """A state may hold a million numbers."""
+    pair = collections.namedtuple("Pair", "left right")
+    state = {"many": list(range(1000)), "in": [0, pair(1, [2, torch.ones(1)]), {3: (torch.ones(1), 4)}], "n": 1 << 3000}
+    seen = Seen()
+    assert [found.path for found in tensors_in(state, seen)] == ["in[1].right[1]", "in[2][3][0]"]
+    assert seen.huge == [1 << 3000]

@@ -68,6 +68,8 @@ def _looks_like(head: bytes) -> str:
     for start, what in _KNOWN.items():
         if head.startswith(start):
             return f"is {what}"
+    if head[8:9] == b"{" and head[6:8] == b"\0\0":  # the length of a header, then the header
+        return "is a safetensors file: give it the suffix .safetensors"
     if re.match(rb"\x80[\x02-\x05]", head):
         return "is a plain pickle, which is not opened because it may run code"
     if all(byte >= 32 or byte in b"\t\r\n" for byte in head):

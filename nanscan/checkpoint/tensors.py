@@ -73,16 +73,26 @@ class _Walk:
         elif type(value) not in _LEAVES and id(value) not in self.entered:
             self.entered[id(value)] = value
             yield from self._inside(value, path)
-        elif type(value) is int and value.bit_length() > _LONG:
+        else:
+            self._is_leaf(value)
+
+    def _is_leaf(self, value: Any) -> bool:
+        """Whether there is nothing inside; asked before a path is written, as a state may hold a million numbers."""
+        kind = type(value)
+        if kind is int and value.bit_length() > _LONG:
             self.seen.huge.append(value)
+        return kind in _LEAVES
 
     def _inside(self, value: Any, path: str) -> Iterator[Found]:
         kind = type(value)
         if issubclass(kind, Mapping):
             yield from self._mapping(value, path)
         elif issubclass(kind, (list, tuple, deque, set, frozenset)):
-            for name, item in _items(value):
-                yield from self.walk(item, f"{path}{name}" if path else name.lstrip("."))
+            names = getattr(value, "_fields", None) if issubclass(kind, tuple) else None
+            for position, item in enumerate(value):
+                if not self._is_leaf(item):
+                    inner = f"{path}[{position}]" if not names else _dotted(path, names[position])
+                    yield from self.walk(item, inner)
         elif issubclass(kind, nn.Module):
             for name, tensor in [*value.named_parameters(), *value.named_buffers()]:
                 yield Found(_dotted(path, name), tensor)
@@ -96,6 +106,8 @@ class _Walk:
         names = _parameter_names(value)
         self.seen.lost_functions += [f"{_keyed(path, key)}[{index}]" for key, index in lost_function(value)]
         for key, item in list(value.items()):
+            if self._is_leaf(item):
+                continue
             inner = _keyed(path, key)
             if names and key == "state" and isinstance(item, Mapping):
                 yield from self._optimizer_state(item, inner, names)
@@ -122,14 +134,6 @@ def _parameter_names(value: Mapping[Any, Any]) -> dict[Any, str]:
             names = group.get("param_names") or [""] * len(group["params"])
             found.update(zip(group["params"], names, strict=False))
     return found
-
-
-def _items(value: Any) -> Iterator[tuple[str, Any]]:
-    fields = getattr(value, "_fields", None)
-    if isinstance(value, tuple) and fields:
-        yield from ((f".{name}", item) for name, item in zip(fields, value, strict=False))
-    else:
-        yield from ((f"[{i}]", item) for i, item in enumerate(value))
 
 
 def _keyed(path: str, key: Any) -> str:
