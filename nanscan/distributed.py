@@ -21,8 +21,13 @@ from nanscan.report import Label, TensorReport, unravel
 
 __all__ = ["Agreement", "agreement_over", "refuse_shards"]
 
-_GRADS, _CLAMPED, _PARAMETERS = 1.0, 2.0, 3.0
-_PHASES = {_GRADS: "the gradients", _CLAMPED: "the clamped gradients", _PARAMETERS: "the parameters"}
+_GRADS, _CLAMPED, _PARAMETERS, _RECOVERY = 1.0, 2.0, 3.0, 4.0
+_PHASES = {
+    _GRADS: "the gradients",
+    _CLAMPED: "the clamped gradients",
+    _PARAMETERS: "the parameters",
+    _RECOVERY: "the recovery",
+}
 _FAILED = -1
 
 
@@ -150,6 +155,19 @@ class Agreement:
             if finding.bad_tensors and rank != self.rank:
                 found.append(_parameter_row(finding, labels[int(finding.position)], rank))
         return tuple(sorted(found, key=lambda row: row.rank or 0))
+
+    def in_trouble(self, trouble: bool, due: bool, step: int) -> tuple[int | None, bool]:
+        """The first rank that has to go back, None if none has; and whether a snapshot is due on any.
+
+        Args:
+            trouble: whether this rank has to go back.
+            due: whether a snapshot is due here.
+            step: of the recovery, which must be the same on every rank.
+        """
+        blank = Finding(*[0.0] * len(Finding._fields))
+        findings = self._shared(blank._replace(phase=_RECOVERY, step=step, flagged=trouble, losses=due))
+        first = next((rank for finding, rank in zip(findings, self.ranks, strict=True) if finding.flagged), None)
+        return first, any(finding.losses for finding in findings)
 
     def decided(self, decide: Callable[[], Action]) -> Action:
         """What the group's first rank decides; the others follow. Called on bad steps only, by all ranks."""

@@ -337,3 +337,37 @@ def a_real_gradient_scaler(rank: int) -> Any:
         scaler.update(4.0)
         seen.append((optimizer.step_was_skipped, optimizer.last_report.finite_norm))
     return seen, weight.tolist()
+
+
+def _recovered(rank: int, spoil: Any) -> Any:
+    """A guarded run in which `spoil(step, model, loss)` makes the loss of each step; what became of it on this rank."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    optimizer = nanscan.wrap(torch.optim.SGD(ddp.parameters(), lr=0.1), ddp, process_group=True)
+    recovery = nanscan.Recovery(ddp, optimizer, snapshot_every=3)
+    torch.manual_seed(rank)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(9):
+            loss = ddp(torch.randn(6, 3)).pow(2).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            recovery.step(loss=spoil(step, model, loss))
+    back = [(one.cause, one.step, one.to_step) for one in recovery.rollbacks]
+    reasons = [one.reason for one in recovery.rollbacks]
+    return back, reasons, model[0].weight.tolist(), recovery.step_index
+
+
+def recovery_from_a_loss_on_one_rank(rank: int) -> Any:
+    return _recovered(rank, lambda step, model, loss: loss * NAN if rank and step == 4 else loss)
+
+
+def recovery_from_a_buffer_on_one_rank(rank: int) -> Any:
+    def spoil(step: int, model: Any, loss: Tensor) -> Tensor:
+        if rank and step == 5:  # the snapshot of this step must not be taken on the other rank either
+            model[1].running_mean.fill_(NAN)
+        return loss
+
+    return _recovered(rank, spoil)

@@ -166,6 +166,17 @@ def test_a_real_gradient_scaler_steps_and_skips_on_all(ranks: Ranks) -> None:
         assert seen[0][1] == seen[2][1] == 2.0 and weight == pytest.approx([0.6])
 
 
+@pytest.mark.parametrize(
+    ("scenario", "cause", "step"),
+    [("recovery_from_a_loss_on_one_rank", "loss", 4), ("recovery_from_a_buffer_on_one_rank", "weights", 5)],
+)
+def test_when_one_rank_has_to_go_back_all_do(ranks: Ranks, scenario: str, cause: str, step: int) -> None:
+    (healthy, reasons, weight, index), (bad, _, other_weight, other_index) = ranks.run(scenario)
+    assert (healthy, bad) == ([("rank", step, 3)], [(cause, step, 3)])
+    assert reasons == ["rank 1 has to go back; its own report says why"]
+    assert weight == other_weight and index == other_index
+
+
 def test_sharded_parameters_are_refused(ranks: Ranks) -> None:
     for texts in ranks.run("sharded_parameters"):
         assert len(texts) == 2 and all("these are sharded (DTensor)" in text for text in texts)

@@ -36,8 +36,8 @@ class Rollback:
     Attributes:
         step: the step at which it was noticed: how many calls of `Recovery.step()` came before, counted from 0.
         to_step: as many steps are contained in the state that was restored; 0 = the state at construction.
-        cause: `"skips"` (too many bad steps in a row), `"loss"`, `"weights"` (or buffers, or optimizer state), or
-            `"error"` (the guard raised).
+        cause: `"skips"` (too many bad steps in a row), `"loss"`, `"weights"` (or buffers, or optimizer state),
+            `"error"` (the guard raised), or `"rank"` (another rank had to go back).
         reason: the same in words, with names and counts.
         bad: a `TensorReport` for each tensor that held a NaN or Inf.
         batches: the batches that are to blame, by the names given as `step(batch=…)`.

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nanscan import messages
+from nanscan.distributed import Agreement
 from nanscan.errors import CheckpointError, NonFiniteError
 from nanscan.manager import CheckpointManager
 from nanscan.recovery.arguments import check_model, checked_options, checked_parts, guard_of
@@ -60,6 +61,9 @@ class Recovery:
     Raises:
         NonFiniteError: the model, its buffers or the optimizer's state are not finite at construction.
         ValueError, TypeError: an argument is invalid, or parameters have no values yet (meta device, lazy modules).
+
+    With several ranks, wrap the optimizer with `process_group=`: when one rank has to go back, all do, to the same step
+    (one small collective for each `step()`). Without it, each rank goes back by itself and the ranks come apart.
 
     A buffer that holds Inf when it is first seen may go on to hold it (attention masks); a NaN or a new Inf is bad.
 
@@ -133,13 +137,32 @@ class Recovery:
         self._index += 1
         self._last_batch = self._last_batch if batch is None else batch
         due = self._is_due()
-        trouble = self._watch.look(loss, batch, wait=due)
-        if trouble is None and due and not self._watch.in_bad_run:
+        trouble = self._watch.look(loss, batch, wait=due or self._ranks is not None)
+        due = due and not self._watch.in_bad_run
+        if self._ranks is not None:
+            trouble, due = self._agreed(self._ranks, trouble, due)
+        if trouble is None and due:
             trouble = self._take_snapshot()
         if trouble is None:
             return False
         self._roll_back(trouble)
         return True
+
+    @property
+    def _ranks(self) -> Agreement | None:
+        """Of the guarded optimizer with `process_group=`: its ranks go back together."""
+        return None if self._guard is None else self._guard._agreement
+
+    def _agreed(self, ranks: Agreement, trouble: Trouble | None, due: bool) -> tuple[Trouble | None, bool]:
+        """The trouble of any rank, and whether a snapshot is due on any, which is then taken on all or none."""
+        first, due = ranks.in_trouble(trouble is not None, due, self._index)
+        if first is None and due:
+            rows = self._check.bad()
+            trouble = self._watch.weights(rows) if rows else None
+            first, _ = ranks.in_trouble(trouble is not None, due, self._index)
+        if first is not None and trouble is None:
+            trouble = Trouble("rank", f"rank {first} has to go back; its own report says why")
+        return trouble, due
 
     def __enter__(self) -> Recovery:
         self._went_back = False
