@@ -26,12 +26,15 @@ class Restless(nn.Module):
         self.fc1, self.norm, self.fc2 = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 3)
         self.drop, self.calls, self.last = nn.Dropout(0.5), 0, torch.zeros(2)
         self.register_buffer("mean", torch.zeros(8))
+        self.register_buffer("count", torch.zeros(3))
         self.fails = fails
 
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         self.last = self.last + 1
         self.new = 7
+        self.count.numpy()[1] += 1  # no op of PyTorch's
+        self.fc1.bias.requires_grad_(False)
         self.mean = self.mean * 0.9 + x.mean(0) * 0.1
         with torch.no_grad():
             self.fc1.weight.mul_(0.5)
