@@ -156,6 +156,13 @@ def test_what_runs_on_accelerators_finds_the_same(dtype: torch.dtype, values: li
     assert there.norm == pytest.approx(here.norm, rel=1e-6)
 
 
+def test_a_complex_element_with_both_is_one_nan_on_accelerators_too() -> None:
+    tensor = torch.tensor([complex(NAN, INF), complex(INF, 1.0), 2j])
+    (there,) = on_device.Transfer([on_device.launch(tensor)]).get()
+    here = on_cpu.measure(tensor, None)
+    assert (there.nans, there.infs) == (here.nans, here.infs) == (1, 1)
+
+
 def test_integers_meta_tensors_and_empty_ones_have_no_row() -> None:
     outputs = (torch.arange(3), torch.ones(2, device="meta"), torch.ones(0, 3), None, "text", 3.0)
     for output in outputs:
