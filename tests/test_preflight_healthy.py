@@ -49,7 +49,7 @@ HEALTHY = {
     "gpt": Healthy(
         SmallGPT,
         lambda p: torch.optim.AdamW(p, lr=3e-4),
-        lambda: torch.randint(0, 256, (4, 33)),
+        lambda: torch.randint(0, 256, (4, 65)),  # as many as there are positions, and the last target
         {"forward": next_token},
         DOCUMENTED,
     ),

@@ -196,6 +196,17 @@ def padded_sequences() -> dict[str, Any]:
 
 
 @idiom
+def labels_for_another_head_than_the_last() -> dict[str, Any]:
+    model = nn.ModuleDict({"fc": nn.Linear(8, 5), "out": nn.Linear(8, 2)})
+    batch = data()[0], torch.randint(0, 5, (16,))
+
+    def forward(model: Any, batch: Any) -> Tensor:
+        return F.cross_entropy(model["fc"](batch[0]), batch[1]) + model["out"](batch[0]).pow(2).mean()
+
+    return {"model": model, "batch": batch, "forward": forward}
+
+
+@idiom
 def reentrant_checkpointing() -> dict[str, Any]:
     def forward(model: Any, batch: Any) -> Tensor:
         hidden = model[0](batch[0])

@@ -30,12 +30,16 @@ class Pass:
     Attributes:
         grads: the gradient of each trainable parameter by name, None where it has none; {} without a backward pass.
         order: layers in the order of their calls.
+        completed: it raised nothing, so every row that it looked up is there.
+        classes_seen: and so is every label's class.
         trained: (cross-entropy, classes) where the model seems to be trained already.
         findings: of the ops, the loss, and exceptions.
     """
 
     grads: dict[str, Tensor | None] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
+    completed: bool = False
+    classes_seen: bool = False
     trained: tuple[float, int] | None = None
     findings: list[Finding] = field(default_factory=list)
 
@@ -49,6 +53,7 @@ def run_pass(subject: Subject) -> Pass:
     try:
         with eager():
             _forward_backward(subject, watch, done)
+        done.completed, done.classes_seen = True, watch.losses.classes_seen
     except OutOfRange as error:
         done.findings.append(error.finding)
     except Exception as error:

@@ -24,6 +24,7 @@ class LossOps:
 
     def __init__(self) -> None:
         self.averages: list[tuple[str, float, int]] = []  # (where, average cross-entropy, classes)
+        self.classes_seen = False  # labels went into a loss, each of them in range
         self._binaries: list[tuple[str, float, int]] = []
         self._double: list[tuple[Tensor, str]] = []  # log-softmax of probabilities, and what is to be said of it
         self._found: list[Finding] = []
@@ -61,6 +62,7 @@ class LossOps:
             self._binaries.append((where, average, 2))
 
     def _nll(self, args: Sequence[Any], out: Any, where: str) -> None:
+        self.classes_seen = True
         logits, reduction = args[0], args[3]
         for kept, text in self._double:
             if storage_key(kept) == storage_key(logits):
