@@ -85,5 +85,5 @@ $(VENV_CUDA)/.ready: $(VENV)/.made
 	@echo "making $(VENV_CUDA) with a CUDA build of torch (once, several GB)"
 	@$(PYTHON) -m venv $(VENV_CUDA)
 	@$(VENV_CUDA)/bin/python -m pip --disable-pip-version-check --quiet install "$(TORCH_CUDA)" \
-		numpy filelock click rich ninja pybind11
+		numpy filelock click rich xxhash ninja pybind11
 	@touch $@

@@ -1,7 +1,7 @@
 """Run the suites with pytest-benchmark; tables on the terminal, JSON and a plot in ``benchmarks/output/``.
 
     python -m benchmarks                     all suites, about five minutes on two cores
-    python -m benchmarks scan gather         some of: scan gather step memory linearity
+    python -m benchmarks scan gather         some of them; --help lists them all
     python -m benchmarks scan --seconds 10   further options go to pytest (--seconds: measuring time of one row)
 
 Goals are printed beside the figures and never asserted: the exit code tells whether the measuring worked.
@@ -17,13 +17,26 @@ import pytest
 
 HERE = Path(__file__).parent
 OUTPUT = HERE / "output"
-SUITES = ("scan", "gather", "step", "memory", "linearity")
+SUITES = (
+    "scan",
+    "gather",
+    "step",
+    "memory",
+    "linearity",
+    "snapshot",
+    "background_save",
+    "save",
+    "trace",
+    "batches",
+    "watch",
+)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Run the suites named (default: all); returns pytest's exit code."""
     if {"-h", "--help"} & set(arguments):
         print(__doc__)
+        print("Suites:", *SUITES)
         return 0
     suites = [name for name in arguments if name in SUITES] or list(SUITES)
     options = [name for name in arguments if name not in SUITES]

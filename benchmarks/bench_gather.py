@@ -1,4 +1,4 @@
-"""What reading the list of gradients costs: scans of gradients of one element, where there is nothing else to do."""
+"""What reading the list of gradients costs: alone, and as a scan of one-element gradients from end to end."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from nanscan import engine
 from nanscan.bench import Plan, Timings, interleave
 from nanscan.bench.goals import GATHER, cell
 from nanscan.bench.gradients import make_gradients
-from nanscan.bench.table import print_table, show_time
+from nanscan.bench.table import print_table
 from nanscan.bench.timing import Command
+from nanscan.engine.native import NativeEngine
 
 COUNTS = (100, 1000, 10_000)
 
 
 @dataclass(frozen=True)
 class GatherRow:
-    """Nanoseconds per tensor of a whole scan of one-element gradients: an upper bound on reading the list."""
+    """Nanoseconds per tensor: of the reading alone (native engine only), of a whole scan, of a list comprehension."""
 
     tensors: int
-    seconds: float
-    per_tensor: float
+    per_tensor: float | None
+    scan: float
     python_list: float
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"goal": str(GATHER), "verdict": GATHER.verdict(self.per_tensor)}
+        verdict = None if self.per_tensor is None else GATHER.verdict(self.per_tensor)
+        return asdict(self) | {"goal": str(GATHER), "verdict": verdict}
 
 
 @cache
@@ -42,6 +44,9 @@ def measured(count: int, plan: Plan) -> Timings:
         "scan": lambda: engine.scan_grads(groups).finite,
         "python list": lambda: [p.grad for p in parameters],
     }
+    native = engine.active_engine()
+    if isinstance(native, NativeEngine):
+        commands["read the list"] = lambda: native.read_list(groups)
     return interleave(commands, plan)
 
 
@@ -53,17 +58,19 @@ def test_gather(benchmark, figures: Figures, plan: Plan, count: int, command: st
     benchmark.group = f"gather {count} tensors"
     record(benchmark, timings.samples[command], tensors=count, command=command)
     if command == "scan":
-        scan, listed = timings.median("scan"), timings.median("python list")
-        figures.add("gather", GatherRow(count, scan, scan / count * 1e9, listed / count * 1e9), print_gather)
+        each = {name: timings.median(name) / count * 1e9 for name in timings.samples}
+        row = GatherRow(count, each.get("read the list"), each["scan"], each["python list"])
+        figures.add("gather", row, print_gather)
+
+
+def _read(per_tensor: float | None) -> str:
+    return "–" if per_tensor is None else cell(per_tensor, GATHER, 1)
 
 
 def print_gather(rows: Sequence[GatherRow]) -> None:
     print_table(
         "Reading the list of gradients",
-        ("tensors of one element", "scan", "ns per tensor", "a Python list of them, ns per tensor"),
-        [
-            [f"{row.tensors:,}", show_time(row.seconds), cell(row.per_tensor, GATHER, 1), f"{row.python_list:.1f}"]
-            for row in rows
-        ],
-        "a whole scan of one-element gradients: reading the list, one element and one result row per tensor",
+        ("tensors of one element", "reading the list, ns each", "a whole scan, ns each", "a Python list, ns each"),
+        [[f"{row.tensors:,}", _read(row.per_tensor), f"{row.scan:.1f}", f"{row.python_list:.1f}"] for row in rows],
+        "a whole scan: reading the list, one element and one result row per tensor",
     )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nanscan import engine
-from nanscan.engine.result import EngineScan
+from nanscan.engine.result import EngineScan, Row
 from nanscan.engine.tensors import full_index
 from nanscan.names import Names, buffers_of, label_of
 from nanscan.policy import eps_is_lost
-from nanscan.report import Report, TensorReport
+from nanscan.report import Label, Report, TensorReport
 
-__all__ = ["bad_buffers", "bad_parameters", "lost_eps", "sparse_places"]
+__all__ = ["bad_buffers", "bad_parameters", "dense_bad_rows", "lost_eps", "sparse_places"]
 
 
 def bad_buffers(model: nn.Module | None) -> tuple[TensorReport, ...]:
@@ -69,3 +70,21 @@ def sparse_places(scan: EngineScan, groups: list[dict[str, Any]]) -> dict[int, t
         if grad is not None and grad.layout is not torch.strided:
             places[row.position] = full_index(grad, row.first_bad)
     return places
+
+
+def dense_bad_rows(scan: EngineScan, labels: Sequence[Label], groups: list[dict[str, Any]]) -> list[Row]:
+    """The bad rows; `first_bad` of a sparse gradient counts through its dense shape, which other ranks know too."""
+    places = sparse_places(scan, groups)
+    return [
+        Row(*row)._replace(first_bad=_flat(places[row.position], labels[row.position].shape))
+        if row.position in places
+        else Row(*row)
+        for row in scan.bad_rows()
+    ]
+
+
+def _flat(index: Sequence[int], shape: Sequence[int]) -> int:
+    flat = 0
+    for at, size in zip(index, shape, strict=True):
+        flat = flat * size + at
+    return flat

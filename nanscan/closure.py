@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nanscan.checks import bad_parameters
 from nanscan.engine.result import EngineScan
 from nanscan.policy import Action
 from nanscan.report import StepReport
@@ -88,11 +87,13 @@ class _Evaluations:
         self.checks += 1
         _observe(guard, loss)
         scan, labels = guard.scan()
+        scan, labels, _ = guard.agreed(scan, labels)
         if scan.finite:
             self.latest = (scan, labels, guard.scale_and_clip(scan))
             return
         report = self.report or guard.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0)
-        action = guard.policy.decide(report)
+        guard.look_for_origin(report)
+        action = guard.decide(report)
         if action in ("skip", "raise"):
             raise _Unwind(report, action, scan, loss)
         factor = guard.repair(scan, 1.0, action)
@@ -101,13 +102,13 @@ class _Evaluations:
 
     def _check_weights(self) -> None:
         """Such a step ends with an update that no evaluation has seen, and the way back is still there."""
-        bad = bad_parameters(self.guard.optimizer, self.guard._names)
+        bad = self.guard.bad_parameters()
         if not bad:
             return
         report, scan = self._report()
         self.report = report
         vars(report)["parameters"] = bad
-        action = self.guard.policy.decide(report)
+        action = self.guard.decide(report)
         if action != "warn":
             raise _Unwind(report, "raise" if action == "raise" else "skip", scan, None)
         vars(report)["action"] = action

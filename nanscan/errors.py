@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from nanscan.report import Report
 
-__all__ = ["EngineError", "NonFiniteError", "NonFiniteWarning", "TrainingDiverged"]
+__all__ = [
+    "CheckpointError",
+    "CheckpointSystemError",
+    "CheckpointWarning",
+    "CorruptCheckpoint",
+    "EngineError",
+    "NonFiniteError",
+    "NonFiniteWarning",
+    "TrainingDiverged",
+]
 
 
 class NonFiniteError(RuntimeError):
@@ -19,6 +28,7 @@ class NonFiniteError(RuntimeError):
 
     Attributes:
         report: as given; pickling and copying the exception keep it.
+        origin: where the NaN or Inf was made (a `nanscan.Origin`), if that was looked for; else None.
 
     >>> error = NonFiniteError("grad of 'fc.bias' has 1 NaN, 0 Inf of 10 (first at [3])")
     >>> str(error), error.report
@@ -28,9 +38,10 @@ class NonFiniteError(RuntimeError):
     def __init__(self, message: str, report: Report | None = None) -> None:
         super().__init__(message)
         self.report = report
+        self.origin: Any = getattr(report, "origin", None)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.report)
+        return type(self), (str(self), self.report), {"origin": self.origin}
 
 
 class TrainingDiverged(NonFiniteError):
@@ -53,6 +64,43 @@ class EngineError(RuntimeError):
     >>> issubclass(EngineError, RuntimeError)
     True
     """
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint could not be saved, loaded or matched; the message says what, where and what to do.
+
+    A failed save leaves the file that was there before as it was, and nothing half-written beside it. Where the
+    system said no (full disk, missing permission …) it is a `CheckpointSystemError`, which is an `OSError` too.
+
+    >>> issubclass(CorruptCheckpoint, CheckpointError), issubclass(CheckpointSystemError, OSError)
+    (True, True)
+    """
+
+
+class CheckpointSystemError(OSError, CheckpointError):
+    """The system refused to write or read a checkpoint: an `OSError` with its `errno`, `strerror` and `filename`.
+
+    Args:
+        errno: the system's number, such as `errno.ENOSPC`.
+        message: what was being done, where, why it failed, and what to do.
+        filename: the path.
+
+    >>> import errno
+    >>> error = CheckpointSystemError(errno.ENOSPC, "cannot save 'last.pt': no space left on device", "last.pt")
+    >>> error.errno == errno.ENOSPC, error.filename, str(error)
+    (True, 'last.pt', "cannot save 'last.pt': no space left on device")
+    """
+
+    def __str__(self) -> str:
+        return str(self.strerror)
+
+
+class CorruptCheckpoint(CheckpointError):
+    """A file is no checkpoint, or not the one that was saved: torn, truncated, with changed bytes, or foreign."""
+
+
+class CheckpointWarning(UserWarning):
+    """The category of every warning about what a checkpoint does not hold, or what of it was not used."""
 
 
 class NonFiniteWarning(RuntimeWarning):

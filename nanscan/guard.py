@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from nanscan import messages
 from nanscan.checks import lost_eps
+from nanscan.distributed import agreement_over, refuse_shards
 from nanscan.history import Healthy, History, Record
 from nanscan.log import Log, open_log
 from nanscan.names import Names
@@ -40,8 +41,12 @@ class GuardedOptimizer(GuardedSteps):
         model: nn.Module | None = None,
         policy: Policy | None = None,
         log: Log | None = None,
+        process_group: Any = None,
+        find_origin: bool = False,
     ) -> None:
         super().__init__(optimizer, Names(model), Record(), policy or Policy())
+        self._record_forwards(find_origin)
+        self._agree_over(process_group)
         self._listen(log)
         self._warn_about_eps()
 
@@ -49,16 +54,47 @@ class GuardedOptimizer(GuardedSteps):
         self._record.listener = open_log(log)
         self._replan()
 
+    def _agree_over(self, process_group: Any) -> None:
+        params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._agreement = agreement_over(process_group, params, self.model)
+        self._replan()
+
+    def _record_forwards(self, wanted: bool) -> None:
+        """Follow the model's forward from now on, so that a failing one can be run again."""
+        if not wanted:
+            return
+        if self.model is None:
+            raise ValueError(
+                "find_origin=True needs the model, whose forward it runs again: "
+                "nanscan.wrap(optimizer, model, find_origin=True)"
+            )
+        from nanscan.origin.recorder import Recorder
+
+        if self._recorder is not None:
+            self._recorder.close()
+        self._recorder = Recorder(self.model, self)
+        self._replan()
+
     def _warn_about_eps(self) -> None:
         for name, eps in lost_eps(self.optimizer, self._names):
             messages.warn(messages.lost_eps(name, eps))
 
-    def _update(self, model: nn.Module | None, log: Log | None, options: dict[str, Any]) -> None:
+    def _update(
+        self,
+        model: nn.Module | None,
+        log: Log | None,
+        process_group: Any,
+        find_origin: bool,
+        options: dict[str, Any],
+    ) -> None:
         """What a second `wrap` changes."""
         self._settle(wait=True)
         self._set_policy(self.policy.updated(**options))
         if model is not None:
             self._names = Names(model)
+        self._record_forwards(find_origin or (model is not None and self._recorder is not None))
+        if process_group is not None:
+            self._agree_over(process_group)
         if log is not None:
             self._listen(log)
         self._warn_about_eps()
@@ -172,6 +208,8 @@ class GuardedOptimizer(GuardedSteps):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer; its parameters are scanned and named from the next step on."""
         self.optimizer.add_param_group(param_group)
+        if self._agreement is not None:
+            refuse_shards(self.optimizer.param_groups[-1]["params"], None)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state dict, unchanged: it loads with or without nanscan."""
@@ -193,6 +231,8 @@ class GuardedOptimizer(GuardedSteps):
 
     def __getstate__(self) -> dict[str, Any]:
         self._settle(wait=True)
+        if self._agreement is not None:
+            messages.warn(messages.group_left_out(), UserWarning)
         record = self._record
         log = getattr(record.listener, "path", None) or record.listener
         names = self._names.known(self.optimizer.param_groups)
@@ -250,10 +290,19 @@ def wrap(
         check_params_every: also scan the parameters after every so many steps, because finite gradients can make
             non-finite weights (float16 Adam whose eps is 0). Such a step can't be undone: it is named with its
             optimizer state, counted in `bad_parameter_steps`, and warned about or raised. 0: never.
-        find_origin: not in this version; True raises NotImplementedError.
+        find_origin: on the first bad step of a run, run the model's forward and backward again under
+            `nanscan.trace` and say in the report, the log and the warning which op made the NaN or Inf, and on which
+            line. Needs `model`. While all is well it keeps references to the inputs of the last forwards (up to 8 since
+            the last step) and the generator's state: some microseconds a step. The loss function can't be run again;
+            where it is at fault, the origin says so, `observe(loss)` adds what its graph is made of, and what runs
+            after the forward is traced until the next bad step has named the op (200 forwards at most). On CUDA the
+            host then decides each step.
         history: how many step reports are kept in `optimizer.history`.
         log: a path, to which one line of JSON is appended for each step, or a function that gets each `StepReport`.
-        process_group: not in this version; anything but None raises NotImplementedError.
+        process_group: a `torch.distributed.ProcessGroup`, or True (or "default") for the default group: its ranks share
+            what they found before any of them acts, so that all skip, raise or step together and clip by the same
+            factor. For gradients that are the same on every rank (DDP). None: each process decides for itself (in a
+            second `wrap` False does that: None changes nothing).
 
     Returns:
         The guarded optimizer. `step_was_skipped`, `last_report`, `history`, `skipped_steps`, `consecutive_skips` and
@@ -262,12 +311,20 @@ def wrap(
     Raises:
         ValueError: if an option has an invalid value (`clip_norm` or `clip_value` 0, negative or NaN among them).
         TypeError: if `optimizer` is no optimizer, `model` no module, or an option has the wrong type.
+        NotImplementedError: if parameters are sharded (DTensor, FSDP) and `process_group` is given.
         OSError: if `log` is a path that can't be written.
 
     With a fused optimizer whose parameters are on one CUDA device and `on_nonfinite="skip"`, the device decides and
     the host never waits for it: counters, warnings and the log follow when the answer arrives, at the latest when they
     are read, `TrainingDiverged` is raised by the next `step()`, and a skip sets the gradients to 0 instead of None.
-    Step hooks, a `clip_value` or a closure bring the decision back to the host.
+    Step hooks, a `clip_value`, a closure or a `process_group` bring the decision back to the host.
+
+    With a `process_group` every step makes exactly one small collective (an all_gather of a few numbers), also a good
+    one; every rank must call `step()` equally often. Counts in a report are totals over the ranks; its bad rows say
+    their `rank` (of another rank, the first bad tensor). The norm is the largest of any rank's. More is shared only
+    where all ranks know that they have to: what a function given as `on_nonfinite` decides on the group's first rank,
+    which elements are set to 0, what `check_params_every` found, and the norm of gradients that `clip_value` clamped.
+    Copies and pickles leave the group out, with a warning.
 
     >>> import torch, nanscan
     >>> model = torch.nn.Linear(2, 1)
@@ -277,10 +334,6 @@ def wrap(
     >>> optimizer.step_was_skipped, optimizer.last_report.finite, optimizer.last_report.clip_factor < 1
     (False, True, True)
     """
-    if find_origin:
-        raise NotImplementedError("find_origin=True is not in this version of nanscan; leave it out")
-    if process_group is not None:
-        raise NotImplementedError("process_group is not in this version of nanscan; leave it out")
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if model is not None and not isinstance(model, nn.Module):
@@ -294,6 +347,6 @@ def wrap(
         "history": history,
     }
     if isinstance(optimizer, GuardedOptimizer):
-        optimizer._update(model, log, options)
+        optimizer._update(model, log, process_group, find_origin, options)
         return optimizer
-    return GuardedOptimizer(optimizer, model, Policy(**options), log)
+    return GuardedOptimizer(optimizer, model, Policy(**options), log, process_group, find_origin)

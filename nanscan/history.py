@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -168,6 +169,7 @@ class Record:
         bad_parameter_steps: after how many the parameters held a NaN or Inf (where that was looked at).
         skipped_last: whether the last one was skipped.
         offenders: the names of the bad tensors of the last skipped steps.
+        listener: is called with the report of every step.
     """
 
     def __init__(self, size: int = 1024) -> None:
@@ -180,6 +182,16 @@ class Record:
         self.history = History(size)
         self.offenders: deque[tuple[str, ...]] = deque(maxlen=OFFENDER_STEPS)
         self.listener: Callable[[StepReport], Any] | None = None
+        self._watchers: list[weakref.WeakMethod[Callable[[StepReport], Any]]] = []
+
+    def watch(self, method: Callable[[StepReport], Any]) -> None:
+        """Call a bound method with the report of every step on which something was bad, as long as its object lives."""
+        self._watchers.append(weakref.WeakMethod(method))
+
+    def start_over(self) -> None:
+        """The run of skips ends here: weights and state were put back to a good moment."""
+        self.consecutive = 0
+        self.offenders.clear()
 
     def add_healthy(self, entry: Healthy, rows: int) -> None:
         """Note a step on which nothing was wrong and that nobody listens to; this is the hot path."""
@@ -201,7 +213,7 @@ class Record:
         self.skipped_last = True
         if self.first_skipped is None:
             self.first_skipped = report.step
-        self.offenders.append(tuple(row.name for row in report.bad))
+        self.offenders.append(tuple(dict.fromkeys(row.name for row in report.bad)))  # each once, on whichever ranks
         self._keep(report, rows)
 
     def _keep(self, report: StepReport, rows: int) -> None:
@@ -209,9 +221,15 @@ class Record:
         self.history.append(report, rows)
         if self.listener is not None:
             self.listener(report)
+        if self._watchers and (report.skipped or not report.finite or report.parameters):
+            self._watchers = [watcher for watcher in self._watchers if watcher() is not None]
+            for watcher in self._watchers:
+                method = watcher()
+                if method is not None:
+                    method(report)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "listener": None}
+        return {**self.__dict__, "listener": None, "_watchers": []}
 
 
 def repeat_offender(culprits: Sequence[Sequence[str]], steps: int = OFFENDER_STEPS) -> str | None:

@@ -13,7 +13,7 @@ import torch
 from nanscan.errors import NonFiniteWarning
 from nanscan.report import StepReport, TensorReport
 
-__all__ = ["bad_parameters", "bad_step", "diverged", "lost_eps", "no_gradients", "warn"]
+__all__ = ["bad_parameters", "bad_step", "diverged", "group_left_out", "lost_eps", "no_gradients", "warn"]
 
 _OUTCOME = {
     "skip": "skipped: {what}. Weights and optimizer state are unchanged, the gradients are cleared",
@@ -40,6 +40,8 @@ def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None
             else f"the update made NaN or Inf of finite gradients: {_listed(report.parameters)}"
         )
     parts = [f"nanscan: step {report.step} {_OUTCOME[report.action].format(what=what)}."]
+    if report.origin is not None:
+        parts.append(f"{report.origin.one_line()}." + (f" Hint: {report.origin.hint}." if report.origin.hint else ""))
     if scale != 1.0 and report.skipped:
         parts.append(f"The loss scale was {scale:g}; if that made it overflow, GradScaler.update() lowers it.")
     if offender:
@@ -82,6 +84,14 @@ def no_gradients(step: int) -> str:
         f"nanscan: no gradients at step {step}: none of the optimizer's parameters has a .grad, so the step changes "
         "nothing. Call backward() first, and check requires_grad and that the loss depends on these parameters. "
         "(This is said once.)"
+    )
+
+
+def group_left_out() -> str:
+    """The warning when a guard that has a process group is copied or pickled."""
+    return (
+        "nanscan: the process group is left out of this copy: on it each rank decides for itself. Give it again with "
+        "nanscan.wrap(copy, process_group=...)"
     )
 
 

@@ -7,6 +7,7 @@ from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from nanscan.engine.result import BadInput
 from nanscan.engine.tensors import full_shape
@@ -49,6 +50,8 @@ class Names:
         params = [p for group in groups for p in group["params"]]
         if len(params) != len(self._params) or any(a is not b for a, b in zip(params, self._params, strict=True)):
             self.latest = self._build(groups)
+            if any(is_lazy(param) for param in params):  # it gets its shape in the first forward pass
+                return self.latest
             self._params = params
         self.signature = signature
         return self.latest
@@ -142,7 +145,7 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
     try:
         return full_shape(tensor)
     except BadInput:  # nothing that could be scanned; the scan says so, if it comes to that
-        return tuple(tensor.shape)
+        return () if is_lazy(tensor) else tuple(tensor.shape)
 
 
 def dtype_name(dtype: torch.dtype) -> str:

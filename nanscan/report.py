@@ -295,7 +295,7 @@ def tensor_report(
     norm = math.nan if row.nan_count else math.inf if row.inf_count else row.finite_norm
     return TensorReport(
         joined(names), label.shape, label.dtype, label.device, norm, row.inf_norm, row.nan_count, row.inf_count, place,
-        kind=label.kind,
+        rank=getattr(row, "rank", None), kind=label.kind,
     )  # fmt: skip
 
 
@@ -348,6 +348,10 @@ def _strict(value: Any) -> Any:
 
 
 def _parse(name: str, value: Any) -> Any:
+    if name == "origin" and isinstance(value, Mapping):
+        from nanscan.origin.record import Origin  # not above: it needs torch, and a report does not
+
+        return Origin.from_dict(value)
     if name in ("tensors", "bad", "buffers", "parameters"):
         return tuple(_parse_row(row) for row in value)
     return float(value) if name.endswith(("norm", "factor", "time")) else value

@@ -1,14 +1,15 @@
-"""A copy of weights and optimizer state, for steps that change weights before they know whether they may."""
+"""What an optimizer holds: read to be copied, written back; and a copy for steps that may have to be undone."""
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["Snapshot", "evaluates_once"]
+from nanscan.state_copy import copy_state
+
+__all__ = ["Snapshot", "evaluates_once", "nested_optimizers", "optimizer_content", "params_of", "put_back"]
 
 _SINGLE = frozenset(
     kind
@@ -16,6 +17,7 @@ _SINGLE = frozenset(
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.LBFGS
 )
 _SCALARS = (bool, int, float, Tensor)
+_OF_THE_LOOP = frozenset({"_opt_called"})  # says that step() was called at all; schedulers warn where it was not
 
 
 def evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
@@ -40,33 +42,25 @@ class Snapshot:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._parts = _nested(optimizer)
-        self._params = {
-            id(p): (p, p.detach().clone())
-            for part in self._parts
-            for group in part.param_groups
-            for p in group["params"]
-        }
-        self._states = [{key: _copy(value) for key, value in part.state.items()} for part in self._parts]
-        self._groups = [[_options(group) for group in part.param_groups] for part in self._parts]
-        self._scalars = [{k: _copy(v) for k, v in vars(p).items() if isinstance(v, _SCALARS)} for p in self._parts]
+        self._optimizer = optimizer
+        self._params = params_of(optimizer)
+        self._saved, self._content = copy_state([self._params, optimizer_content(optimizer)])
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back, bit for bit."""
-        for param, saved in self._params.values():
+        for param, saved in zip(self._params, self._saved, strict=True):
             param.copy_(saved)
-        for part, state, groups, scalars in zip(self._parts, self._states, self._groups, self._scalars, strict=True):
-            part.state.clear()
-            part.state.update(state)
-            for group, options in zip(part.param_groups, groups, strict=True):
-                for key in group.keys() - options.keys() - {"params"}:
-                    del group[key]
-                group.update(options)
-            vars(part).update(scalars)
+        put_back(self._optimizer, self._content)
 
 
-def _nested(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
+def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """The parameters of an optimizer and of those that it holds, each once."""
+    groups = (group for part in nested_optimizers(optimizer) for group in part.param_groups)
+    return list({id(p): p for group in groups for p in group["params"]}.values())
+
+
+def nested_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     """`optimizer` and every optimizer it holds as an attribute, such as the base optimizer of SAM."""
     found: list[torch.optim.Optimizer] = []
     todo = [optimizer]
@@ -78,16 +72,25 @@ def _nested(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
     return found
 
 
-def _options(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: _copy(value) for key, value in group.items() if key != "params"}
+def optimizer_content(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """The live state, group options and scalar attributes of each of `nested_optimizers`; to be copied, not kept."""
+    return [
+        {
+            "state": dict(part.state),
+            "groups": [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups],
+            "scalars": {k: v for k, v in vars(part).items() if isinstance(v, _SCALARS) and k not in _OF_THE_LOOP},
+        }
+        for part in nested_optimizers(optimizer)
+    ]
 
 
-def _copy(value: Any) -> Any:
-    """A copy of tensors and of the containers around them; anything else is shared."""
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, dict):
-        return {key: _copy(item) for key, item in value.items()}
-    if type(value) in (list, tuple, deque):
-        return type(value)(_copy(item) for item in value)
-    return value
+def put_back(optimizer: torch.optim.Optimizer, content: list[dict[str, Any]]) -> None:
+    """Give the optimizer a copied content, whose tensors are its own from now on. Groups added since are left alone."""
+    for part, saved in zip(nested_optimizers(optimizer), content, strict=False):
+        part.state.clear()
+        part.state.update(saved["state"])
+        for group, options in zip(part.param_groups, saved["groups"], strict=False):
+            for key in group.keys() - options.keys() - {"params"}:
+                del group[key]
+            group.update(options)
+        vars(part).update(saved["scalars"])

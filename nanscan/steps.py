@@ -6,13 +6,13 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nanscan import engine, messages
-from nanscan.checks import bad_buffers, bad_parameters, lost_eps, sparse_places
+from nanscan.checks import bad_buffers, lost_eps
 from nanscan.closure import step_with_closure
 from nanscan.device_steps import DeviceSource, DeviceSteps, Unscaled
 from nanscan.engine.result import BadInput, EngineScan
@@ -22,6 +22,10 @@ from nanscan.history import Healthy, Record, repeat_offender
 from nanscan.names import Joined, Names, label_of
 from nanscan.policy import Action, Policy, clip_factor
 from nanscan.report import Label, StepReport
+from nanscan.verdict import Verdict
+
+if TYPE_CHECKING:
+    from nanscan.origin.recorder import Recorder
 
 __all__ = ["GuardedSteps"]
 
@@ -29,7 +33,7 @@ _LARGEST_DIVISOR = 1e38  # a fused optimizer is given the divisor as a float32
 _FUSED_DIVIDES_FROM = 1 << 20  # elements: a smaller step is scaled in place, in less time
 
 
-class GuardedSteps(torch.optim.Optimizer):
+class GuardedSteps(Verdict):
     """The steps of a guarded optimizer: its state of the moment and the way of one step."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then calls step() on a bad step too
@@ -51,6 +55,8 @@ class GuardedSteps(torch.optim.Optimizer):
         self._diverged: TrainingDiverged | None = None
         self._run_warned = False  # this run of bad steps has had its warning
         self._bad_params_warned = False
+        self._agreement = None
+        self._recorder: Recorder | None = None  # of the model's last forwards, for find_origin=True
         self._set_policy(policy)
 
     def _set_policy(self, policy: Policy) -> None:
@@ -64,7 +70,10 @@ class GuardedSteps(torch.optim.Optimizer):
     def _replan(self) -> None:
         """Note whether a healthy step needs nothing but the scan and the inner step."""
         listened = self._record.listener is not None
-        self._plain = not listened and not self.policy.check_params_every and self._deferred is False
+        alone = self._agreement is None
+        tracing = self._recorder is not None and self._recorder.loss_trace.active
+        simple = alone and not listened and not tracing
+        self._plain = simple and not self.policy.check_params_every and self._deferred is False
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
@@ -109,6 +118,9 @@ class GuardedSteps(torch.optim.Optimizer):
     def _other_step(self, closure: Callable[[], Any] | None, kwargs: dict[str, Any]) -> Any:
         """A step with a closure, a gradient scaler, or parameters that may be on a CUDA device."""
         self._settle()
+        if self._recorder is not None:
+            self._recorder.loss_trace.end()
+            self._replan()
         if self._diverged is not None:
             diverged, self._diverged = self._diverged, None
             raise diverged
@@ -146,6 +158,8 @@ class GuardedSteps(torch.optim.Optimizer):
         """From the scan to the end of the step."""
         if scale != 1.0:
             scan = Unscaled(scan, scale, self._params())
+        if self._agreement is not None:
+            scan, labels, flagged = self.agreed(scan, labels, flagged)
         if flagged or not scan.finite:
             return self._bad_step(scan, labels, scale, kwargs)
         factor = 1.0
@@ -158,7 +172,8 @@ class GuardedSteps(torch.optim.Optimizer):
 
     def _bad_step(self, scan: EngineScan, labels: Sequence[Label], scale: float, kwargs: dict[str, Any]) -> Any:
         report = self.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0)
-        action = self.policy.decide(report)
+        self.look_for_origin(report)
+        action = self.decide(report)
         if action in ("skip", "raise"):
             return self.refuse(report, action, scan, scale)
         factor = self.repair(scan, scale, action)
@@ -170,12 +185,24 @@ class GuardedSteps(torch.optim.Optimizer):
     def observe(self, loss: Tensor | float) -> None:
         """Let the loss join the next scan."""
         if isinstance(loss, Tensor):
+            if self._recorder is not None:
+                self._recorder.observe(loss)
             loss = loss.detach()
             self._losses.append(loss if loss.is_floating_point() or loss.is_complex() else loss.float())
         elif isinstance(loss, (int, float)):
             self._losses.append(torch.tensor(loss, dtype=torch.float64))
         else:
             raise TypeError(f"loss must be a tensor or a number, got {type(loss).__name__}")
+
+    def start_over(self) -> None:
+        """Forget the present run of bad steps: weights and state were put back to a good moment."""
+        self._settle(wait=True)
+        self._losses.clear()
+        self._diverged = None
+        self._run_warned = self._bad_params_warned = False
+        self._record.start_over()
+        for handed in ("grad_scale", "found_inf"):
+            self.__dict__.pop(handed, None)
 
     # ---- the parts of a step, also used by closure.py ----------------------------------------------------------------
 
@@ -186,17 +213,15 @@ class GuardedSteps(torch.optim.Optimizer):
         try:
             scan = engine.scan_grads(groups, losses)
         except BadInput as error:
+            if self._agreement is not None:
+                self._agreement.give_up(self._params(), self._steps)
             raise self._explained(error) from None
         labels = self._names.labels(scan.signature, groups)
         return scan, Joined(labels, _loss_labels(losses)) if losses else labels
 
-    def _params(self) -> int:
-        return sum(len(group["params"]) for group in self.optimizer.param_groups)
-
     def report(self, scan: EngineScan, labels: Sequence[Label], **known: Any) -> StepReport:
         """The report of the present step, whose number it takes."""
-        places = None if scan.finite else sparse_places(scan, self.optimizer.param_groups)
-        report = StepReport.from_scan(scan, labels, places, step=self._steps, time=time.time(), **known)
+        report = StepReport.from_scan(scan, labels, self._places(scan), step=self._steps, time=time.time(), **known)
         self._steps += 1
         self._last = report
         return report
@@ -207,7 +232,7 @@ class GuardedSteps(torch.optim.Optimizer):
         if scan.inf_norm > self._value_bound:
             engine.scale_grads_(groups, 1.0 / scale, self._value_bound)
             scale = 1.0
-            norm = engine.scan_grads(groups).norm if self.policy.clip_norm is not None else norm
+            norm = self._clamped_norm() if self.policy.clip_norm is not None else norm
         factor = clip_factor(norm, self.policy.clip_norm)
         if scale / factor < _LARGEST_DIVISOR and self._fused_divides(scan):
             self._divisor = scale / factor
@@ -238,17 +263,16 @@ class GuardedSteps(torch.optim.Optimizer):
 
     def repair(self, scan: EngineScan, scale: float, action: Action) -> float:
         """Make the gradients ready for a step although there is a NaN or Inf; returns the clip factor."""
-        groups = self.optimizer.param_groups
         if action == "zero":
-            engine.zero_nonfinite_grads_(groups)
+            self._zero_nonfinite()
             return self.scale_and_clip(scan, scale)
         if scale != 1.0:
-            engine.scale_grads_(groups, 1.0 / scale)
+            engine.scale_grads_(self.optimizer.param_groups, 1.0 / scale)
         return 1.0
 
     def refuse(self, report: StepReport, action: Action, scan: EngineScan, scale: float = 1.0, loss: Any = None) -> Any:
         """Do not step: record it, clear the gradients or raise. Returns `loss`."""
-        vars(report).update(action=action, skipped=True, buffers=bad_buffers(self._names.model))
+        vars(report).update(action=action, skipped=True, buffers=self._bad_buffers())
         if action == "skip":
             self._clear_grads()
         self.note_skip(report, scan.count, scale)
@@ -258,6 +282,12 @@ class GuardedSteps(torch.optim.Optimizer):
             diverged, self._diverged = self._diverged, None
             raise diverged
         return loss
+
+    def look_for_origin(self, report: StepReport) -> None:
+        """On the first bad step of a run, with find_origin=True: replay the forward pass and note who made it."""
+        if self._recorder is not None and not self._run_warned:
+            vars(report)["origin"] = self._recorder.look()
+            self._replan()
 
     def _clear_grads(self) -> None:
         for group in self.optimizer.param_groups:
@@ -281,7 +311,7 @@ class GuardedSteps(torch.optim.Optimizer):
         every = self.policy.check_params_every
         due = every and (report.step + 1) % every == 0
         if due:
-            vars(report)["parameters"] = bad_parameters(self.optimizer, self._names)
+            vars(report)["parameters"] = self.bad_parameters()
         self._record.add(report, scan.count)
         if report.action == "step":
             self._run_warned = False
@@ -301,7 +331,7 @@ class GuardedSteps(torch.optim.Optimizer):
             return
         self._record.bad_parameter_steps += 1
         text = messages.bad_parameters(report, sorted({eps for _, eps in lost_eps(self.optimizer, self._names)}))
-        if self.policy.decide(report) == "raise":
+        if self.decide(report) == "raise":
             raise NonFiniteError(text, report)
         if not self._bad_params_warned:
             self._bad_params_warned = True
@@ -317,6 +347,8 @@ class GuardedSteps(torch.optim.Optimizer):
     def _can_defer(self) -> bool:
         """True if flags on the device can do it: a fused optimizer on one CUDA device, "skip", nobody to call."""
         policy, inner = self.policy, self.optimizer
+        if self._agreement is not None or self._recorder is not None:  # the host shares the verdict, or replays
+            return False
         if self._deferred is False or policy.on_nonfinite != "skip" or policy.clip_value is not None:
             return False
         labels = self._names.refresh(0, inner.param_groups)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor, nn, optim
+
+import nanscan
 
 NAN, INF = float("nan"), float("inf")
 SHAPES = ((4, 3), (3, 5), (2, 2))
@@ -110,3 +112,14 @@ def bits(value: Any) -> Any:
 def whole_state(params: list[Tensor], optimizer: optim.Optimizer) -> Any:
     """Weights, optimizer state, step counters and group options, ready to be compared bit for bit."""
     return bits(params), bits(optimizer.state_dict())
+
+
+def one(value=1.0, make=torch.optim.SGD, lr=1.0, model=None, inner=None, **options):
+    """A parameter and a guarded optimizer over it."""
+    weight = nn.Parameter(torch.tensor(value))
+    return weight, nanscan.wrap(make([weight], lr=lr, **(inner or {})), model, **options)
+
+
+def step(optimizer, weight, grad):
+    weight.grad = torch.tensor(grad)
+    return optimizer.step()

@@ -12,7 +12,8 @@ from tests.build_support import Tree, copy_tree, fake_compiler
 # Import names of everything in pyproject.toml's extras, and of the command line's libraries.
 OPTIONAL = {
     *("accelerate", "click", "h5py", "jinja2", "lightning", "matplotlib", "ninja", "paddle", "pybind11", "pytest"),
-    *("pytest_benchmark", "rich", "safetensors", "sklearn", "stabilityguard", "tensorboard", "transformers"),
+    *("omegaconf", "pytest_benchmark", "rich", "safetensors", "sklearn", "stabilityguard", "tensorboard"),
+    *("torchdata", "transformers"),
 }
 # The modules that a statement brings beyond those that PyTorch itself imports.
 BROUGHT = """
@@ -43,6 +44,12 @@ def test_an_optional_dependency_would_be_found(tree: Tree) -> None:
     assert optional_modules_after(tree, "import nanscan, rich") == {"rich"}
     (tree.root / "nanscan" / "scan.py").open("a").write("\nimport sklearn\n")
     assert "sklearn" in optional_modules_after(tree, "import nanscan")
+
+
+def test_import_does_not_bring_the_compiler_of_torch_along(tree: Tree) -> None:
+    """It takes longer to import than everything else together."""
+    ran = tree.run("import sys, nanscan; print('torch._dynamo' in sys.modules)")
+    assert (ran.out.strip(), ran.code) == ("False", 0), ran.err
 
 
 def test_import_compiles_nothing_and_touches_no_file(tree: Tree, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from nanscan.cli.output import print_json
 from nanscan.errors import EngineError
 
 ANSI = "\x1b["
+VERBS = ("demo", "env", "scan", "pickle", "bench")
 COLOUR = re.compile(r"\x1b\[(\d+;)*[39]\d[;m]")
 
 
@@ -56,12 +57,12 @@ def test_help_fits_a_screen_and_names_every_verb(capsys: pytest.CaptureFixture[s
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 24
     assert max(map(len, lines)) <= 100
-    for name in ("demo", "env", "bench"):
+    for name in VERBS:
         assert any(line.strip().startswith(name + " ") for line in lines), name
     assert "Exit code: 0 clean, 1 something found, 2 misuse" in "\n".join(lines)
 
 
-@pytest.mark.parametrize("name", ["demo", "env", "bench"])
+@pytest.mark.parametrize("name", VERBS)
 def test_each_verb_has_help_json_and_debug(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([name, "--help"]) == 0
     text = capsys.readouterr().out
@@ -84,6 +85,11 @@ def test_no_verb_shows_help_and_is_misuse(capsys: pytest.CaptureFixture[str]) ->
         ),
         (["demo", "--epoch-count", "3"], "No such option '--epoch-count'"),
         (["bench", "--row", "vgg"], "'vgg'"),
+        (["scan"], "Missing argument 'FILE...'. See: nanscan scan --help"),
+        (["scan", "--nan", "x.pt"], "No such option '--nan'"),
+        (["scan", "gone.pt"], "gone.pt: cannot be scanned: No such file or directory"),
+        (["pickle"], "Missing argument 'FILE|MODULE:OBJECT'"),
+        (["pickle", "gone.pt"], "'gone.pt' is not there: give a file, or an object as package.module:object"),
         (["bench", "--dtype", "int8"], "there is no benchmark in dtype 'int8': use one of float32, bfloat16, float16."),
     ],
 )
@@ -130,6 +136,10 @@ def test_debug_shows_the_traceback(verb: list[BaseException], capsys: pytest.Cap
     captured = capsys.readouterr().err
     assert "Traceback (most recent call last)" in captured
     assert captured.endswith("nanscan: internal error: KeyError: 'x'\n")
+
+
+def test_every_verb_is_tested_here() -> None:
+    assert sorted(cli_app.app.commands) == sorted(VERBS)
 
 
 def test_missing_demo_extra_names_the_command_that_installs_it(

@@ -13,9 +13,9 @@ import pytest
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def run_example(name: str) -> str:
+def run_example(name: str, *arguments: str) -> str:
     """The output of one script; a minute is its limit."""
-    command = [sys.executable, str(EXAMPLES / name)]
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}  # a source tree need not be installed
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
     assert done.returncode == 0, done.stderr
@@ -60,9 +60,38 @@ def test_accumulation_loses_one_window_an_epoch() -> None:
     assert "weights finite: True" in output
 
 
+def test_checkpointed_training_goes_on_where_it_was_and_ends_the_same(tmp_path: Path) -> None:
+    options = ["--out", str(tmp_path), "--epochs", "4", "--keep", "9"]
+    output = run_example("checkpointed_training.py", *options)
+    assert "resumed from step 0\n" in output
+    assert number(r"step 92: test accuracy (\S+)", output) > 0.9
+    whole = (tmp_path / "final.pt").read_bytes()
+    for path in sorted((tmp_path / "checkpoints").glob("step-*.pt"))[2:]:  # as if it had been killed after step 40
+        path.unlink()
+    (tmp_path / "final.pt").unlink()
+    assert "resumed from step 40\n" in run_example("checkpointed_training.py", *options)
+    assert (tmp_path / "final.pt").read_bytes() == whole
+
+
+def test_recovery_reaches_the_healthy_accuracy_where_plain_training_ends_in_nan() -> None:
+    output = run_example("recovery_divergence.py")
+    for part in output.split("learning rate 2.0 instead of 0.2, ")[1:]:
+        assert "plain:     accuracy 7.8%, loss nan" in part
+        assert "back to step 0: 2 bad steps in a row" in part and "learning rate now 0.2" in part
+        healthy, recovered = (number(rf"{name}: +accuracy (\S+)%", part) for name in ("healthy", "recovered"))
+        assert healthy > 95 and recovered > healthy - 2
+    assert "float32" in output and "float16" in output
+
+
+def test_the_origin_is_found_by_itself_and_by_hand() -> None:
+    output = run_example("find_the_origin.py")
+    assert "step 5 was skipped\nNaN made by aten.div in 'pool' at " in output
+    assert "hint 0 / 0 at [3, 0]" in output and "traced by hand: aten.div in 'pool', sample 3" in output
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
-    missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}")' not in here]
+    missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]
     assert missing == []
 
 

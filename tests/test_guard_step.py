@@ -1,8 +1,7 @@
-"""One step: what is decided, what is touched, what is said."""
+"""One step: what is done about a NaN, what is left untouched, what is said."""
 
 from __future__ import annotations
 
-import math
 import threading
 import warnings
 
@@ -12,101 +11,11 @@ from torch import nn
 
 import nanscan
 from nanscan.errors import NonFiniteWarning
-from tests.guarded import INF, NAN, bits, make_params, set_grads, whole_state
+from tests.guarded import INF, NAN, bits, make_params, one, set_grads, step, whole_state
 
 pytestmark = pytest.mark.usefixtures("either_way_of_clipping")
 
 quiet = pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning")
-
-
-def one(value=1.0, make=torch.optim.SGD, lr=1.0, model=None, inner=None, **options):
-    """A parameter and a guarded optimizer over it."""
-    weight = nn.Parameter(torch.tensor(value))
-    return weight, nanscan.wrap(make([weight], lr=lr, **(inner or {})), model, **options)
-
-
-def step(optimizer, weight, grad):
-    weight.grad = torch.tensor(grad)
-    return optimizer.step()
-
-
-# ---- clipping --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_clip_value_comes_first_then_clip_norm_of_what_is_left(fused):
-    weight, optimizer = one([0.0, 0.0], inner={"fused": fused}, clip_value=3.0, clip_norm=2.5)
-    step(optimizer, weight, [3.0, 40.0])
-    factor = 2.5 / (math.hypot(3.0, 3.0) + 1e-6)
-    assert weight.tolist() == pytest.approx([-3.0 * factor, -3.0 * factor])
-    report = optimizer.last_report
-    assert report.clip_factor == pytest.approx(factor)
-    assert report.norm == pytest.approx(math.hypot(3.0, 40.0)), "norms are of the gradients before clipping"
-    assert report.inf_norm == 40.0
-
-
-def test_clip_value_alone_clamps_both_signs():
-    weight, optimizer = one([0.0, 0.0, 0.0], clip_value=3.0)
-    step(optimizer, weight, [3.5, -40.0, 1.0])
-    assert weight.tolist() == [-3.0, 3.0, -1.0]
-    assert optimizer.last_report.clip_factor == 1.0
-
-
-def test_gradients_within_the_limits_are_not_touched():
-    weight, optimizer = one([0.0, 0.0], clip_value=4.0, clip_norm=5.1)
-    step(optimizer, weight, [3.0, 4.0])
-    assert weight.grad.tolist() == [3.0, 4.0]
-    assert optimizer.last_report.clip_factor == 1.0
-
-
-@pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, NAN, -INF])
-def test_limits_that_make_no_sense_are_refused(name, value):
-    with pytest.raises(
-        ValueError, match=rf"^{name} must be a positive number, got {value}; for no clipping give None$"
-    ):
-        one(**{name: value})
-
-
-@pytest.mark.parametrize("value", [None, INF])
-def test_no_limit_reports_the_norm_and_clips_nothing(value):
-    weight, optimizer = one([0.0, 0.0], clip_norm=value, clip_value=value)
-    step(optimizer, weight, [3e8, 4e8])
-    assert weight.tolist() == [-3e8, -4e8]
-    assert optimizer.last_report.norm == pytest.approx(5e8)
-
-
-@quiet
-def test_zero_clips_by_the_norm_of_the_finite_elements():
-    weight, optimizer = one([0.0, 0.0, 0.0], clip_norm=1.0, on_nonfinite="zero")
-    step(optimizer, weight, [3.0, NAN, 4.0])
-    assert weight.tolist() == pytest.approx([-0.6, 0.0, -0.8])
-    assert optimizer.last_report.finite_norm == 5.0
-
-
-@pytest.mark.parametrize("fused", [True, False])
-def test_norm_that_is_huge_against_the_limit_is_clipped_and_not_lost(fused):
-    weight, optimizer = one([0.0, 0.0], inner={"fused": fused}, clip_norm=1e-3)
-    step(optimizer, weight, [3e38, 0.0])
-    assert weight.tolist() == pytest.approx([-1e-3, 0.0], rel=1e-5)
-
-
-@pytest.mark.parametrize("make", [torch.optim.SGD, lambda ps, lr: torch.optim.SGD(ps, lr=lr, fused=True)])
-def test_hooks_see_the_clipped_gradients(make):
-    weight, optimizer = one([0.0, 0.0], make=make, clip_norm=1.0)
-    seen = []
-    optimizer.register_step_pre_hook(lambda *_: seen.extend(weight.grad.tolist()))
-    step(optimizer, weight, [3.0, 4.0])
-    assert seen == pytest.approx([0.6, 0.8])
-
-
-def test_fused_optimizer_with_the_same_gradient_in_two_parameters_clips_it_once():
-    a, b = nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))
-    optimizer = nanscan.wrap(torch.optim.SGD([a, b], lr=1.0, fused=True), clip_norm=1.0)
-    a.grad = b.grad = torch.tensor([3.0, 4.0])
-    optimizer.step()
-    assert a.tolist() == pytest.approx([-0.6, -0.8])
-    assert b.tolist() == pytest.approx([-0.6, -0.8])
 
 
 # ---- what to do about a NaN ------------------------------------------------------------------------------------------
@@ -176,7 +85,8 @@ def test_each_run_of_skips_is_warned_about_once_at_the_callers_line():
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for grad in (1.0, NAN, NAN, NAN, 1.0, NAN, NAN):
-            step(optimizer, weight, [grad])
+            weight.grad = torch.tensor([grad])
+            optimizer.step()
     assert [str(w.message).split(":")[1] for w in seen] == [" step 1 skipped", " step 5 skipped"]
     assert {w.category for w in seen} == {NonFiniteWarning}
     assert {w.filename for w in seen} == {__file__}
@@ -291,214 +201,6 @@ def test_unreadable_gradient_is_named():
     weight.grad = torch.zeros(1, device="meta")
     with pytest.raises(ValueError, match=r"^grad of 'group0.param0' is a meta or fake tensor"):
         optimizer.step()
-
-
-# ---- names -----------------------------------------------------------------------------------------------------------
-
-
-@quiet
-def test_tied_parameter_is_counted_scaled_and_named_once():
-    model = nn.ModuleDict({"emb": nn.Embedding(4, 3), "head": nn.Linear(3, 4, bias=False)})
-    model["head"].weight = model["emb"].weight
-    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model, clip_norm=1.0)
-    weight = model["emb"].weight
-    weight.grad = torch.ones(4, 3)
-    optimizer.step()
-    assert optimizer.last_report.norm == pytest.approx(12**0.5)
-    assert weight.grad.norm().item() == pytest.approx(1.0, rel=1e-5)
-    weight.grad = torch.full((4, 3), NAN)
-    optimizer.step()
-    assert [row.name for row in optimizer.last_report.bad] == ["emb.weight (= head.weight)"]
-    assert optimizer.last_report.nan_count == 12
-
-
-@quiet
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate parameters")
-def test_parameter_listed_twice_counts_once_under_both_names():
-    weight = nn.Parameter(torch.zeros(2))
-    optimizer = nanscan.wrap(torch.optim.SGD([weight, weight], lr=1.0))
-    weight.grad = torch.tensor([NAN, 1.0])
-    optimizer.step()
-    assert [row.name for row in optimizer.last_report.bad] == ["group0.param0 (= group0.param1)"]
-    assert optimizer.last_report.nan_count == 1
-
-
-@quiet
-def test_names_come_from_the_optimizers_named_groups():
-    model = nn.Linear(2, 1)
-    optimizer = nanscan.wrap(torch.optim.SGD(model.named_parameters(), lr=1.0))
-    model.bias.grad = torch.tensor([NAN])
-    optimizer.step()
-    assert [row.name for row in optimizer.last_report.bad] == ["bias"]
-
-
-@quiet
-@pytest.mark.parametrize("wrapper", [nn.DataParallel, torch.compile])
-def test_prefixes_of_wrappers_are_not_part_of_a_name(wrapper):
-    model = nn.Sequential(nn.Linear(2, 1))
-    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=1.0), wrapper(model))
-    model[0].bias.grad = torch.tensor([NAN])
-    optimizer.step()
-    assert [row.name for row in optimizer.last_report.bad] == ["0.bias"]
-
-
-@quiet
-def test_parameter_that_is_not_in_the_model_has_its_position():
-    model, extra = nn.Linear(2, 1), nn.Parameter(torch.zeros(1))
-    optimizer = nanscan.wrap(torch.optim.SGD([*model.parameters(), extra], lr=1.0), model)
-    step(optimizer, extra, [NAN])
-    assert [row.name for row in optimizer.last_report.bad] == ["group0.param2"]
-
-
-@quiet
-def test_sparse_gradient_is_reported_by_its_row_id():
-    model = nn.ModuleDict({"emb": nn.Embedding(10, 3, sparse=True)})
-    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model)
-    out = model["emb"](torch.tensor([7, 2, 7]))
-    (out * torch.tensor([[1.0, 1.0, 1.0], [1.0, NAN, 1.0], [1.0, 1.0, 1.0]])).sum().backward()
-    optimizer.step()
-    row = optimizer.last_report.bad[0]
-    assert (row.name, row.shape, row.first_bad, row.nan_count) == ("emb.weight", (10, 3), (2, 1), 1)
-
-
-@quiet
-def test_first_bad_is_the_logical_index_in_a_channels_last_gradient():
-    weight, optimizer = one(torch.zeros(2, 3, 4, 4).tolist())
-    grad = torch.zeros(2, 3, 4, 4)
-    grad[1, 2, 3, 0] = INF
-    weight.grad = grad.to(memory_format=torch.channels_last)
-    optimizer.step()
-    assert optimizer.last_report.bad[0].first_bad == (1, 2, 3, 0)
-
-
-# ---- losses, buffers, parameters -------------------------------------------------------------------------------------
-
-
-@quiet
-@pytest.mark.parametrize(
-    "loss", [NAN, torch.tensor(NAN), torch.tensor([1.0, NAN]), torch.tensor(INF, dtype=torch.bfloat16)], ids=str
-)
-def test_bad_loss_skips_the_step_although_gradients_are_zero(loss):
-    weight, optimizer = one([1.0], inner={"weight_decay": 0.1})
-    optimizer.observe(loss)
-    step(optimizer, weight, [0.0])
-    assert weight.item() == 1.0
-    assert [(row.name, row.kind) for row in optimizer.last_report.bad] == [("loss", "loss")]
-    assert optimizer.last_report.norm == 0.0, "the loss is no part of the norm"
-    step(optimizer, weight, [1.0])
-    assert not optimizer.step_was_skipped, "a loss joins one scan only"
-
-
-def test_healthy_losses_are_rows_of_the_report():
-    weight, optimizer = one([1.0])
-    optimizer.observe(2.5)
-    optimizer.observe(torch.tensor(3, dtype=torch.int64))
-    step(optimizer, weight, [1.0])
-    rows = optimizer.last_report.tensors
-    assert [(row.name, row.norm) for row in rows] == [("group0.param0", 1.0), ("loss[0]", 2.5), ("loss[1]", 3.0)]
-    assert optimizer.last_report.norm == 1.0
-
-
-def test_observe_keeps_no_graph_and_refuses_what_is_no_loss():
-    weight, optimizer = one([1.0])
-    optimizer.observe((weight * 2).sum())
-    assert not optimizer._losses[0].requires_grad
-    with pytest.raises(TypeError, match="loss must be a tensor or a number, got str"):
-        optimizer.observe("0.5")
-
-
-def test_poisoned_batchnorm_buffers_are_named_when_a_step_is_skipped():
-    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=1.0), model)
-    model(torch.ones(4, 2)).sum().backward()
-    optimizer.step()
-    assert optimizer.last_report.buffers == ()
-    model(torch.tensor([[NAN, 1.0], [1.0, 1.0]])).sum().backward()
-    with pytest.warns(NonFiniteWarning, match="spoiled what a skip can't restore: buffer '1.running_mean' has 3 NaN"):
-        optimizer.step()
-    assert [row.name for row in optimizer.last_report.buffers] == ["1.running_mean", "1.running_var"]
-
-
-def float16_adam(foreach, **options):
-    weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        optimizer = nanscan.wrap(torch.optim.Adam([weight], lr=0.1, foreach=foreach), **options)
-    weight.grad = torch.tensor([0.0, 1e-4, 1.0], dtype=torch.float16)
-    return weight, optimizer, [str(w.message) for w in seen]
-
-
-@pytest.mark.parametrize("foreach", [True, False])
-def test_update_that_makes_nan_of_finite_gradients_is_found_named_and_counted(foreach):
-    _, optimizer, _ = float16_adam(foreach, check_params_every=1)
-    with pytest.warns(NonFiniteWarning) as seen:
-        optimizer.step()
-    assert str(seen[0].message) == (
-        "nanscan: after step 0, finite gradients, non-finite update: parameter 'group0.param0' has 1 NaN, 1 Inf of 3 "
-        "(first at [0]); eps=1e-08 is 0 in float16. The step can't be undone here; go back to a checkpoint."
-    )
-    assert optimizer.last_report.finite
-    assert [row.name for row in optimizer.last_report.parameters] == ["group0.param0"]
-    assert (optimizer.bad_parameter_steps, optimizer.skipped_steps) == (1, 0)
-
-
-@quiet
-def test_poisoned_optimizer_state_is_named_with_its_parameter():
-    weight, optimizer = one([1.0], torch.optim.Adam, check_params_every=1, on_nonfinite="warn")
-    step(optimizer, weight, [INF])
-    assert [(row.kind, row.name) for row in optimizer.last_report.parameters] == [
-        ("parameter", "group0.param0"),
-        ("state", "exp_avg of 'group0.param0'"),
-        ("state", "exp_avg_sq of 'group0.param0'"),
-    ]
-
-
-def test_check_of_the_parameters_can_raise():
-    _, optimizer, _ = float16_adam(True, check_params_every=1, on_nonfinite="raise")
-    with pytest.raises(nanscan.NonFiniteError, match="after step 0, finite gradients, non-finite update"):
-        optimizer.step()
-    assert len(optimizer.history) == 1
-
-
-@quiet
-def test_parameters_are_checked_every_so_many_steps_and_warned_about_once():
-    weight, optimizer = one([1.0], check_params_every=3)
-    with torch.no_grad():
-        weight.fill_(NAN)
-    found = []
-    for _ in range(7):
-        step(optimizer, weight, [0.5])
-        found.append(len(optimizer.last_report.parameters))
-    assert found == [0, 0, 1, 0, 0, 1, 0]
-    assert optimizer.bad_parameter_steps == 2
-
-
-@pytest.mark.parametrize(
-    "dtype, options, warned",
-    [
-        (torch.float16, {}, True),
-        (torch.float16, {"eps": 1e-4}, False),
-        (torch.float16, {"fused": True}, False),
-        (torch.float32, {}, False),
-        (torch.bfloat16, {}, False),
-    ],
-)
-def test_eps_that_float16_cannot_hold_is_warned_about_when_wrapping(dtype, options, warned):
-    weight = nn.Parameter(torch.ones(3, dtype=dtype))
-    inner = torch.optim.AdamW([("fc.weight", weight)], **options)
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        nanscan.wrap(inner)
-    starts = [str(w.message)[:60] for w in seen]
-    assert starts == (["nanscan: eps=1e-08 is 0 in float16, the dtype of 'fc.weight'"] if warned else [])
-
-
-def test_fused_adam_in_float16_with_that_eps_stays_finite():
-    weight = nn.Parameter(torch.ones(3, dtype=torch.float16))
-    optimizer = torch.optim.Adam([weight], lr=0.1, fused=True)
-    weight.grad = torch.tensor([0.0, 1e-4, 1.0], dtype=torch.float16)
-    optimizer.step()
-    assert torch.isfinite(weight).all(), "else the guard must warn about fused optimizers too"
 
 
 # ---- many at once ----------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The command line: `nanscan demo`, `nanscan env`, `nanscan bench`."""
+"""The command line: the verbs of `nanscan`, each in a module of its own."""
 
 from nanscan.cli.app import main
 

@@ -32,6 +32,10 @@ class NativeEngine:
         for kind in (Tensor, torch.nn.Parameter):
             module.register_tensor_type(kind, torch.strided)
 
+    def read_list(self, param_groups: Sequence[dict[str, Any]]) -> int:
+        """Read the list of gradients and nothing else, for benchmarks; returns how many different ones there are."""
+        return int(self._c.gather_only(param_groups, resolve_at))
+
     def scan(self, tensors: Sequence[Tensor | None], extra: Sequence[Tensor] = ()) -> EngineScan:
         """See `nanscan.engine.scan`."""
         try:

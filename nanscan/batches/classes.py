@@ -1,0 +1,109 @@
+"""Labels: class numbers within 0 … num_classes - 1, at least one valid target, probabilities within 0 … 1."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanscan.batches.fields import Field
+from nanscan.batches.problem import BatchProblem
+from nanscan.batches.spec import BatchSpec
+from nanscan.report import unravel
+
+__all__ = ["judge_classes", "judge_probabilities", "judge_uint8_targets"]
+
+_PIXEL_MAX = 255
+
+
+def judge_classes(field: Field, value: Tensor, low: float, high: float, spec: BatchSpec) -> list[BatchProblem]:
+    """Integer labels whose least and largest value are `low` and `high`; the fast answer is that all is well."""
+    classes = _allowed(spec)
+    if low >= 0 and (classes is None or high < classes) and not (low == high and low in spec.ignored):
+        return []
+    valid = torch.ones_like(value, dtype=torch.bool)
+    for index in spec.ignored:
+        valid &= value != index
+    if not valid.any():
+        return [] if value.dim() == 0 or not field.batched else [_no_target(field, value, spec)]
+    if classes is None:
+        return []
+    bad = valid & ((value < 0) | (value >= classes))
+    return [_out_of_range(field, value, valid, bad, classes, spec)] if bad.any() else []
+
+
+def _allowed(spec: BatchSpec) -> int | None:
+    """One output (a logit of its own) tells two classes apart."""
+    return None if spec.num_classes is None else max(spec.num_classes, 2)
+
+
+def _no_target(field: Field, value: Tensor, spec: BatchSpec) -> BatchProblem:
+    index = " or ".join(str(index) for index in spec.ignored)
+    reason = (
+        f"no valid target: all {value.numel()} targets equal ignore_index {index}; the mean of such a loss is 0/0 = NaN"
+    )
+    return BatchProblem(field.path, reason, value.numel(), (0,) * value.dim(), "error", "no_target", field.field)
+
+
+def _out_of_range(
+    field: Field, value: Tensor, valid: Tensor, bad: Tensor, classes: int, spec: BatchSpec
+) -> BatchProblem:
+    count = int(bad.sum())
+    index = _first(bad)
+    path, within = field.at(index)
+    source = spec.source("num_classes")
+    reason = (
+        f"{field.name}: {_sample(field, index)} has {int(value[index])}, allowed 0..{classes - 1} "
+        f"(num_classes {spec.num_classes}); {count} of {value.numel()} bad{_guess(value[valid], value[bad], classes)}"
+        f"{f'; num_classes is that of {source}' if source else ''}"
+    )
+    return BatchProblem(path, reason, count, within, "error", "label", field.field)
+
+
+def _guess(valid: Tensor, bad: Tensor, classes: int) -> str:
+    """What such labels usually are."""
+    low, high = int(bad.min()), int(bad.max())
+    if low == high and low in (-1, -100, _PIXEL_MAX):
+        return f"; {low} looks like ignore: if it is, give ignore_index={low} here and to the loss"
+    if int(valid.min()) >= 1 and low == high == classes:
+        return f"; labels look 1-based (1..{classes}): subtract 1"
+    return ""
+
+
+def judge_probabilities(field: Field, value: Tensor, low: float, high: float) -> list[BatchProblem]:
+    """Floating-point targets of a loss over classes, such as binary cross-entropy: probabilities."""
+    if low >= 0.0 and high <= 1.0:
+        return []
+    bad = ((value < 0) | (value > 1)) & value.isfinite()
+    if not bad.any():
+        return []
+    count, index = int(bad.sum()), _first(bad)
+    path, within = field.at(index)
+    hint = f"; {_PIXEL_MAX} looks like a uint8 mask: divide by 255" if high == _PIXEL_MAX else ""
+    reason = (
+        f"{field.name}: {_sample(field, index)} has {value[index].item():g}, targets of a binary or soft "
+        f"cross-entropy must lie in [0, 1]; {count} of {value.numel()} outside [0, 1]{hint}"
+    )
+    return [BatchProblem(path, reason, count, within, "error", "label", field.field)]
+
+
+def judge_uint8_targets(field: Field, value: Tensor) -> list[BatchProblem]:
+    """Floating-point targets whose largest value is exactly 255: do they hold nothing but 0 and 255?"""
+    bright = value == _PIXEL_MAX
+    if not bool((bright | (value == 0)).all()):
+        return []
+    path, within = field.at(_first(bright))
+    reason = (
+        f"{field.name}: holds only 0 and 255, which looks like a uint8 mask where 0 and 1 are meant (targets of a "
+        "binary cross-entropy outside [0, 1]): divide by 255"
+    )
+    return [BatchProblem(path, reason, int(bright.sum()), within, "warning", "label", field.field)]
+
+
+def _first(bad: Tensor) -> tuple[int, ...]:
+    return unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), bad.shape)
+
+
+def _sample(field: Field, index: tuple[int, ...]) -> str:
+    if not field.batched:
+        return f"element {list(index)}" if index else "it"
+    return f"sample {index[0]}" + (f" at {list(index[1:])}" if len(index) > 1 else "")

@@ -1,0 +1,152 @@
+"""The fields of a batch: what each is called, whether its first dimension counts samples, and what it is for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from nanscan.batches.walk import Leaf, Step, dotted, path_of
+
+__all__ = ["Field", "fields_of", "is_int"]
+
+_LABELS = re.compile(r"(.*_)?(labels?|targets?|class|classes|class_ids?|label_ids?)|y|ys|y_true|gt")
+_TOKENS = re.compile(r"(.*_)?(input_ids|token_ids)|tokens")
+_TEXT = re.compile(r"ids|idx|text|src|tgt|source|x|inputs?")  # tokens only where they are integers (batch, length)
+_POSITIONS = re.compile(r"(.*_)?position_ids|positions")
+_PADDING = re.compile(r"(.*_)?(padding_mask|pad_mask)")
+_ATTENTION = re.compile(r"(.*_)?attention_mask")
+_IMAGE = re.compile(r"(.*_)?(images?|imgs?|pixels?|pixel_values|photos?|pictures?)(_\d+)?")
+_INPUT = re.compile(r"x|xs|inputs?|data|features?|image\w*|img\w*|pixel\w*")
+_ADDITIVE = re.compile(r".*(mask|bias).*")
+_INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor's place in the batch; made once for each form (nesting, dtypes, shapes) of batch.
+
+    Attributes:
+        steps: how to get to it.
+        name: what messages call it: its last key, else `labels` for the targets of a pair, else its path.
+        field: its dotted path for `BatchSpec(fields=…)`, without the index of a list of samples.
+        batched: True if its first dimension counts samples; False for a sample of its own and for 0-dim.
+        role: `"label"`, `"token"`, `"position"`, `"padding"`, `"attention"`, `"image"`, `"input"` or `""`.
+        additive: True if `-inf` in it is legitimate: a mask or bias that is added to scores.
+    """
+
+    steps: tuple[Step, ...]
+    name: str
+    field: str
+    batched: bool
+    role: str
+    additive: bool
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def path(self) -> str:
+        return path_of(self.steps)
+
+    def at(self, index: Sequence[int]) -> tuple[str, tuple[int, ...]]:
+        """The path of the sample that holds element `index`, and the index within that sample."""
+        place = tuple(index)
+        return (f"{self.path}[{place[0]}]", place[1:]) if self.batched else (self.path, place)
+
+
+def is_int(dtype: torch.dtype) -> bool:
+    """True for the integer dtypes (bool is none)."""
+    return dtype in _INTEGERS
+
+
+def fields_of(leaves: Sequence[Leaf]) -> list[Field]:
+    """A `Field` for each leaf, in order."""
+    alone = _sample_lists(leaves)
+    packed = {steps[:-1] for steps, _ in leaves if steps and steps[-1] == ("a", "batch_sizes")}  # PackedSequence
+    pair = _is_pair(leaves)
+    made = []
+    for steps, value in leaves:
+        lists = [i for i in range(len(steps)) if steps[:i] in alone]
+        plain = tuple(step for i, step in enumerate(steps) if i not in lists)
+        batched = value.dim() > 0 and not lists and steps[:-1] not in packed and not value.is_nested
+        made.append(_field(steps, plain, value, batched, pair))
+    return made
+
+
+def _field(steps: tuple[Step, ...], plain: tuple[Step, ...], value: Tensor, batched: bool, pair: bool) -> Field:
+    key = next((str(key) for kind, key in reversed(plain) if kind == "a" or isinstance(key, str)), "")
+    place = steps[0][1] if pair and len(plain) <= 1 and not key else None
+    role = _role(key, value, place) if key else _role_by_place(value, place, root=not steps)
+    name = key or ("labels" if role == "label" else path_of(steps))
+    additive = bool(_ADDITIVE.fullmatch(key.lower()))
+    return Field(steps, name, dotted(plain), batched, role, additive, value.dtype, tuple(value.shape))
+
+
+def _role(key: str, value: Tensor, place: int | None) -> str:
+    """By name; a name that fits but a dtype that does not is no match."""
+    name, whole = key.lower(), is_int(value.dtype)
+    if name.startswith(("num_", "n_", "len_")) or name.endswith(("_len", "_length", "_lengths")):
+        return ""
+    if whole and (_TOKENS.fullmatch(name) or (_TEXT.fullmatch(name) and _is_text(value))):
+        return "token"
+    if whole and _POSITIONS.fullmatch(name):
+        return "position"
+    if _PADDING.fullmatch(name):
+        return "padding"
+    if _ATTENTION.fullmatch(name):
+        return "attention"
+    if _LABELS.fullmatch(name):
+        return "label" if value.dtype is not torch.bool else ""
+    if _IMAGE.fullmatch(name) and value.dim() >= 2:
+        return "image"
+    return "input" if _INPUT.fullmatch(name) else ""
+
+
+def _role_by_place(value: Tensor, place: int | None, root: bool) -> str:
+    """By place: of a pair the first is the input, the second the target; a batch that is one tensor is an input."""
+    if place == 1:
+        pixels = value.dtype is torch.uint8 and value.dim() == 4
+        return "" if value.dtype is torch.bool or pixels else "label"
+    if place == 0 or root:
+        return "token" if is_int(value.dtype) and _is_text(value) else "input"
+    return ""
+
+
+def _is_text(value: Tensor) -> bool:
+    return value.dtype in (torch.int32, torch.int64) and value.dim() == 2
+
+
+def _is_pair(leaves: Sequence[Leaf]) -> bool:
+    first = {steps[0] for steps, _ in leaves if steps}
+    return first in ({("t", 0), ("t", 1)}, {("l", 0), ("l", 1)})
+
+
+def _sample_lists(leaves: Sequence[Leaf]) -> set[tuple[Step, ...]]:
+    """The places of lists that hold one entry per sample (detection), as against a list of batched tensors."""
+    lists: dict[tuple[Step, ...], list[Leaf]] = {}
+    for steps, value in leaves:
+        for i, step in enumerate(steps):
+            if step[0] == "l":
+                lists.setdefault(steps[:i], []).append((steps[i:], value))
+    sizes = {place: 1 + max(steps[0][1] for steps, _ in items) for place, items in lists.items()}
+    return {place for place, items in lists.items() if _one_per_sample(place, items, sizes)}
+
+
+def _one_per_sample(place: tuple[Step, ...], items: list[Leaf], sizes: dict[tuple[Step, ...], int]) -> bool:
+    inner = {steps[1][0] if len(steps) > 1 else "" for steps, _ in items}
+    if inner <= {"k", "a"} and inner:
+        keys: dict[int, set[Step]] = {}
+        for steps, _ in items:
+            keys.setdefault(steps[0][1], set()).add(steps[1])
+        return bool(set.intersection(*keys.values()))
+    if inner == {"t"}:  # a list of (input, target) tuples: what a collate function that does nothing gives
+        return True
+    if inner != {""} or not place:
+        return False
+    shapes = {tuple(value.shape) for _, value in items}
+    beside = any(other != place and len(other) == len(place) and size == sizes[place] for other, size in sizes.items())
+    pictures = all(len(shape) == 3 and shape[0] in (1, 3, 4) for shape in shapes)
+    return len(shapes) > 1 or (pictures and beside)

@@ -1,0 +1,109 @@
+"""Values of images and other inputs: outside their range, not scaled, scaled twice, or all equal."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nanscan.batches.fields import Field
+from nanscan.batches.problem import BatchProblem
+from nanscan.report import unravel
+
+__all__ = ["any_may_be_constant", "judge_constant", "judge_range", "judge_scale"]
+
+_PROBES = 32
+_STEP = 1 / 255
+
+
+def judge_range(
+    field: Field, value: Tensor, low: float, high: float, bounds: tuple[float, float]
+) -> list[BatchProblem]:
+    """Finite values outside `bounds`; rounding of the last bits is forgiven."""
+    rounds = value.is_floating_point() and math.isfinite(bounds[1] - bounds[0])
+    slack = 1e-5 * (bounds[1] - bounds[0]) if rounds else 0.0
+    if low >= bounds[0] - slack and high <= bounds[1] + slack:
+        return []
+    bad = (value < bounds[0] - slack) | (value > bounds[1] + slack)
+    bad &= value.isfinite() if value.is_floating_point() else True
+    if not bad.any():
+        return []
+    count, index = int(bad.sum()), unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), value.shape)
+    path, within = field.at(index)
+    where = f" at {list(within)}" if within else ""
+    reason = (
+        f"has {_number(value[index].item())}{where}, allowed {_allowed(bounds)}; {count} of "
+        f"{value.numel()} values of {field.name} outside{_unscaled(low, high, bounds)}"
+    )
+    return [BatchProblem(path, reason, count, within, "error", "range", field.field)]
+
+
+def _unscaled(low: float, high: float, bounds: tuple[float, float]) -> str:
+    if low >= 0 and 2 < high <= 255 and 0 < bounds[1] <= 4:
+        return "; images look not scaled (uint8 pixels 0..255): divide by 255"
+    return ""
+
+
+def judge_scale(field: Field, value: Tensor, high: float, told: bool) -> list[BatchProblem]:
+    """Images whose largest magnitude is that of pixels never scaled, or scaled twice.
+
+    Args:
+        high: the largest magnitude.
+        told: the range is known, and kept to; then only images scaled twice are left to find.
+    """
+    if 0.0 < high <= _STEP * 1.001:
+        return _scaled_twice(field, value, high)
+    if told or not 100.0 < high <= 255.0 or not bool(((value >= 0) & (value == value.round())).all()):
+        return []
+    reason = (
+        f"has whole values 0..{high:g}: images look not scaled (uint8 pixels 0..255); most models expect them divided "
+        "by 255 (say value_range=(0, 255) if that is meant)"
+    )
+    return [BatchProblem(field.path, reason, value.numel(), None, "warning", "scale", field.field)]
+
+
+def _scaled_twice(field: Field, value: Tensor, high: float) -> list[BatchProblem]:
+    """Pixels scaled once are multiples of 1/255: very dark ones are 0 or 1/255, and nothing between."""
+    between = (value > _STEP * 0.01 / 255) & (value < _STEP * 0.99)
+    if bool((value < 0).any()) or not bool(between.any()):
+        return []
+    reason = f"has values up to {high:.3g} only: images look scaled twice (divided by 255 two times)"
+    return [BatchProblem(field.path, reason, value.numel(), None, "warning", "scale", field.field)]
+
+
+def any_may_be_constant(value: Tensor) -> Tensor:
+    """0-dim bool: does a sample hold one value, not 0, at all of a few places? Costs a few reads per sample."""
+    flat = value.reshape(value.shape[0], -1)
+    probes = flat[:, :: max(1, flat.shape[1] // _PROBES)]
+    return ((probes == probes[:, :1]).all(1) & (probes[:, 0] != 0)).any()
+
+
+def judge_constant(field: Field, value: Tensor) -> list[BatchProblem]:
+    """Samples whose elements are all equal while others of the batch vary. All 0 is padding and passes."""
+    flat = value.reshape(value.shape[0], -1)
+    equal = (flat == flat[:, :1]).all(1)
+    if bool(equal.all()):
+        return []
+    found = (equal & (flat[:, 0] != 0)).nonzero().flatten().tolist()
+    return [
+        BatchProblem(
+            f"{field.path}[{sample}]",
+            f"is constant (every value is {flat[sample, 0].item():g}): a broken or blank image; normalising it by its "
+            "own range or deviation is 0/0",
+            flat.shape[1], None, "warning", "constant", field.field,
+        )
+        for sample in found
+    ]  # fmt: skip
+
+
+def _allowed(bounds: tuple[float, float]) -> str:
+    if bounds[0] == -math.inf:
+        return f"at most {_number(bounds[1])}"
+    if bounds[1] == math.inf:
+        return f"at least {_number(bounds[0])}"
+    return f"{_number(bounds[0])}..{_number(bounds[1])}"
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() else f"{value:.6g}"

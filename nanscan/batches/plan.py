@@ -1,0 +1,179 @@
+"""What is to be read of a batch of one form: worked out once, then done for each batch of that nesting and shape."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nanscan.batches.classes import judge_classes, judge_probabilities
+from nanscan.batches.fields import Field, fields_of, is_int
+from nanscan.batches.images import any_may_be_constant, judge_constant, judge_range
+from nanscan.batches.masks import any_row_masked, judge_mask
+from nanscan.batches.problem import BatchProblem
+from nanscan.batches.shapes import judge_shapes
+from nanscan.batches.spec import BatchSpec, FieldSpec
+from nanscan.batches.tokens import judge_ids
+from nanscan.batches.walk import WIDE, Leaf
+from nanscan.engine.tensors import is_float8
+
+__all__ = ["Answer", "Plan", "Question", "numbers", "plan_for"]
+
+Answer = Tensor | float
+Answers = Sequence[float]
+_SHORT = 512
+
+
+class Question(NamedTuple):
+    """Something to compute of one tensor, and what to make of the answers.
+
+    `ask` gives numbers, or 0-dim tensors on the device. Where the first answer is at least `fine[0]` and the last at
+    most `fine[1]`, all is well and `judge` need not look.
+    """
+
+    leaf: int
+    ask: Callable[[Tensor], Sequence[Answer]]
+    judge: Callable[[Tensor, Answers], list[BatchProblem]]
+    fine: tuple[float, float] | None = None
+
+
+@dataclass
+class Plan:
+    """How to check batches of one form.
+
+    Attributes:
+        fields: of each leaf.
+        problems: what the form alone says.
+        floats: which leaves are scanned for NaN and Inf.
+        scales: which of these are images whose largest magnitude is looked at.
+        targets: which of these are floating-point labels of which nothing is known.
+        questions: what else is asked of the values.
+        converted: True if a tensor has a dtype that has to be converted each time.
+    """
+
+    fields: list[Field]
+    problems: list[BatchProblem] = field(default_factory=list)
+    floats: list[int] = field(default_factory=list)
+    scales: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
+    converted: bool = False
+
+
+def plan_for(leaves: Sequence[Leaf], spec: BatchSpec, dtypes: Sequence[torch.dtype]) -> Plan:
+    """The plan for batches that look like these leaves; `dtypes` are those before any conversion."""
+    fields = fields_of(leaves)
+    plan = Plan(fields, judge_shapes(fields, spec))
+    plan.converted = any(given in WIDE for given in dtypes)
+    for i, (one, (_, value)) in enumerate(zip(fields, leaves, strict=True)):
+        floating = one.dtype.is_floating_point or one.dtype.is_complex
+        if floating:
+            plan.floats.append(i)
+        if value.layout is torch.strided and not value.is_nested and value.numel() and not one.dtype.is_complex:
+            _ask(plan, i, one, spec)
+    return plan
+
+
+def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
+    known = spec.known_of(one.field)
+    if known is not None and known.bounded:
+        bounds = (-math.inf if known.min is None else known.min, math.inf if known.max is None else known.max)
+        plan.questions.append(Question(i, _extremes, partial(_bounded, one, bounds, spec), bounds))
+    elif known == FieldSpec():
+        return
+    elif is_int(one.dtype):
+        _ask_integers(plan, i, one, spec)
+    elif one.dtype.is_floating_point:
+        _ask_floats(plan, i, one, spec)
+    if one.role in ("padding", "attention") and one.batched and len(one.shape) == 2:
+        ask = partial(_mask_answer, one.role)
+        plan.questions.append(Question(i, ask, lambda value, told: judge_mask(one, numbers(value)) if told[0] else []))
+
+
+def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
+    ask = _short_extremes if len(one.shape) == 1 and one.shape[0] <= _SHORT else torch.aminmax
+    if one.role == "label":
+        fine = None if any(index >= 0 for index in spec.ignored) else (0, (spec.num_classes or math.inf) - 1)
+        plan.questions.append(Question(i, ask, partial(_judged, judge_classes, one, spec), fine))
+        return
+    size = {"token": spec.vocab_size, "position": spec.max_positions}.get(one.role)
+    if size is not None:
+        plan.questions.append(Question(i, ask, partial(_judged, judge_ids, one, spec), (0, size - 1)))
+
+
+def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
+    if one.role == "label":
+        if spec.num_classes is not None and not spec.source("num_classes"):
+            judge = lambda value, told: judge_probabilities(one, numbers(value), *told)  # noqa: E731
+            plan.questions.append(Question(i, _extremes, judge, (0.0, 1.0)))
+        else:
+            plan.targets.append(i)
+    if one.role not in ("image", "input"):
+        return
+    picture = one.batched and (len(one.shape) == 4 or (one.role == "image" and len(one.shape) == 3))
+    if spec.value_range is not None:
+        plan.questions.append(Question(i, _extremes, partial(_bounded, one, spec.value_range, spec), spec.value_range))
+    if picture or (one.role == "image" and len(one.shape) >= 2):
+        plan.scales.append(i)
+    if picture and one.shape[0] > 1 and math.prod(one.shape[1:]) > 1:
+        plan.questions.append(
+            Question(i, _constant_answer, lambda value, told: judge_constant(one, numbers(value)) if told[0] else [])
+        )
+
+
+def _judged(
+    judge: Callable[[Field, Tensor, float, float, BatchSpec], list[BatchProblem]],
+    one: Field,
+    spec: BatchSpec,
+    value: Tensor,
+    told: Answers,
+) -> list[BatchProblem]:
+    low, high = told
+    return judge(one, value, low, high, spec)
+
+
+def _bounded(
+    one: Field, bounds: tuple[float, float], spec: BatchSpec, value: Tensor, told: Answers
+) -> list[BatchProblem]:
+    """Values against bounds; an ignore index among labels is not one of the values."""
+    value = numbers(value)
+    if one.role == "label" and is_int(value.dtype) and (told[0] < bounds[0] or told[1] > bounds[1]):
+        ignored = torch.zeros_like(value, dtype=torch.bool)
+        for index in spec.ignored:
+            ignored |= value == index
+        value = value.masked_fill(ignored, max(int(bounds[0]) if bounds[0] > -math.inf else 0, 0))
+        told = [float(answer) for answer in torch.stack(_extremes(value)).tolist()]
+    return judge_range(one, value, told[0], told[1], bounds)
+
+
+def _extremes(value: Tensor) -> tuple[Tensor, ...]:
+    if value.dtype is torch.bool:
+        value = value.to(torch.uint8)
+    return tuple(torch.aminmax(numbers(value)))
+
+
+def _short_extremes(value: Tensor) -> Sequence[Answer]:
+    """Of a few integers: cheaper in Python than through two operators and two reads."""
+    if not value.is_cpu:
+        return tuple(torch.aminmax(value))
+    listed = value.tolist()
+    return min(listed), max(listed)
+
+
+def _mask_answer(role: str, value: Tensor) -> tuple[Tensor, ...]:
+    return (any_row_masked(role, numbers(value)),)
+
+
+def _constant_answer(value: Tensor) -> tuple[Tensor, ...]:
+    return (any_may_be_constant(numbers(value)),)
+
+
+def numbers(value: Tensor) -> Tensor:
+    """The tensor without its graph and in a dtype that PyTorch can compare."""
+    value = value.detach()
+    return value.float() if is_float8(value.dtype) else value

@@ -1,0 +1,62 @@
+"""Token and position ids within their tables, sequences no longer than the position table."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from nanscan.batches.fields import Field
+from nanscan.batches.problem import BatchProblem
+from nanscan.batches.spec import BatchSpec
+from nanscan.report import unravel
+
+__all__ = ["judge_ids", "too_long"]
+
+
+def judge_ids(field: Field, value: Tensor, low: float, high: float, spec: BatchSpec) -> list[BatchProblem]:
+    """Ids whose least and largest value are `low` and `high`."""
+    size = spec.vocab_size if field.role == "token" else spec.max_positions
+    if size is None or (low >= 0 and high < size):
+        return []
+    bad = (value < 0) | (value >= size)
+    count = int(bad.sum())
+    index = unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), value.shape)
+    path, within = field.at(index)
+    first = int(value[index])
+    table = f"vocabulary {size}" if field.role == "token" else f"{size} positions"
+    reason = (
+        f"{field.name}[{', '.join(map(str, index))}] = {first}{' (negative)' if first < 0 else ''}, {table} "
+        f"(max {size - 1}); {count} of {value.numel()} bad{_guess(first, size, field, spec)}{_source(spec, field)}"
+    )
+    return [BatchProblem(path, reason, count, within, "error", "token", field.field)]
+
+
+def _source(spec: BatchSpec, field: Field) -> str:
+    source = spec.source("vocab_size" if field.role == "token" else "max_positions")
+    return f"; the table is that of {source}" if source else ""
+
+
+def _guess(first: int, size: int, field: Field, spec: BatchSpec) -> str:
+    if first in spec.ignored:
+        return f"; {first} is the ignore index of labels: pad inputs with the tokenizer's padding id"
+    if field.role == "token" and first >= size:
+        return "; if tokens were added to the tokenizer, enlarge the model's table (resize_token_embeddings)"
+    return ""
+
+
+def too_long(field: Field, spec: BatchSpec) -> list[BatchProblem]:
+    """Sequences longer than the position table, told from the shape.
+
+    The length is the last dimension; where the model may take (time, batch), it is at least the smaller one.
+    """
+    if spec.max_positions is None or not field.shape:
+        return []
+    length = min(field.shape[-2:]) if spec.source("time_first") else field.shape[-1]
+    most, source = spec.max_positions, spec.source("max_positions")
+    if length <= most:
+        return []
+    reason = (
+        f"sequence length {length} > {most} positions{f' ({source})' if source else ''}: truncate to {most}, or "
+        "enlarge the position table"
+    )
+    return [BatchProblem(field.path, reason, length - most, None, "error", "length", field.field)]

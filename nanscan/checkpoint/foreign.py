@@ -1,0 +1,152 @@
+"""Files without digests: is it a torch archive at all, are its CRC-32 sums right, and what does loading refuse?"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import zipfile
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+from nanscan.checkpoint import layout
+from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
+from nanscan.messages import warn
+from nanscan.pickling.stream import inspect_pickle
+from nanscan.pickling.where import places_of_names
+
+__all__ = ["check_archive", "refusal"]
+
+_LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how torch.save began a file before 1.6
+_CHUNK = 1 << 20
+_NAMED = 5
+_MOST = 64 << 20  # bytes of a pickle that is looked into for places
+_KNOWN = {
+    b"\x89PNG": "a PNG image", b"\xff\xd8\xff": "a JPEG image", b"\x89HDF": "an HDF5 file: give it the suffix .h5",
+    b"\x93NUMPY": "a NumPy array file", b"\x1f\x8b": "compressed with gzip: unpack it first", b"%PDF": "a PDF",
+    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first", b"version https://git-lfs": "a Git LFS pointer, not "
+    "the file itself: run git lfs pull", b"<!DOCTYPE": "a web page", b"<html": "a web page",
+}  # fmt: skip
+
+
+def check_archive(fd: int, path: str, verify: bool) -> None:
+    """Raise unless the file looks like torch's and its own check sums, if asked for, are right."""
+    size = os.fstat(fd).st_size
+    head = os.pread(fd, 32, 0)
+    if not head.startswith(b"PK\3\4"):
+        _check_head(head, path)
+        return
+    try:
+        members = layout.members_of(layout.read_directory(fd, size))
+    except (layout.NotAnArchive, ValueError, OverflowError) as error:
+        raise CorruptCheckpoint(f"{path!r} is corrupt: {error}. Use an older checkpoint or another copy.") from None
+    names = {member.name.partition("/")[2] for member in members}
+    if "constants.pkl" in names:
+        raise CheckpointError(f"{path!r} is a TorchScript archive: load it with torch.jit.load")
+    if "data.pkl" not in names:
+        raise CorruptCheckpoint(f"{path!r} is a zip archive, but no checkpoint: it has no data.pkl")
+    if verify:
+        _check_sums(fd, path)
+
+
+def _check_head(head: bytes, path: str) -> None:
+    if head.startswith(_LEGACY):
+        warn(
+            f"{path!r} has the format of torch before 1.6, without check sums: it is loaded unverified. Save it again.",
+            CheckpointWarning,
+        )
+        return
+    raise CorruptCheckpoint(f"{path!r} is no checkpoint: it {_looks_like(head)}")
+
+
+def _looks_like(head: bytes) -> str:
+    if not head:
+        return "is empty (0 bytes)"
+    if not head.strip(b"\0"):
+        return "begins with zeros, as a file does whose content never reached the disk"
+    for start, what in _KNOWN.items():
+        if head.startswith(start):
+            return f"is {what}"
+    if head[8:9] == b"{" and head[6:8] == b"\0\0":  # the length of a header, then the header
+        return "is a safetensors file: give it the suffix .safetensors"
+    if re.match(rb"\x80[\x02-\x05]", head):
+        return "is a plain pickle, which is not opened because it may run code"
+    if all(byte >= 32 or byte in b"\t\r\n" for byte in head):
+        return f"is text: {head[:20].decode('utf-8', 'replace')!r}"
+    return f"is no zip archive (first bytes {head[:4].hex(' ')})"
+
+
+def _check_sums(fd: int, path: str) -> None:
+    try:
+        with os.fdopen(os.dup(fd), "rb") as file, zipfile.ZipFile(file) as archive:
+            bad = [item.filename for item in archive.infolist() if not _sum_is_right(fd, item)]
+    except (zipfile.BadZipFile, layout.NotAnArchive, ValueError) as error:
+        raise CorruptCheckpoint(f"{path!r} is corrupt: {error}. Use an older checkpoint or another copy.") from None
+    if bad:
+        more = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+        raise CorruptCheckpoint(
+            f"{path!r} is corrupt: the bytes of {', '.join(bad[:5])}{more} don't have their CRC-32 sum. Use an older "
+            "checkpoint or another copy."
+        )
+
+
+def _sum_is_right(fd: int, item: Any) -> bool:
+    if item.compress_type != zipfile.ZIP_STORED:
+        return True  # torch checks what it unpacks
+    at = layout.data_start(os.pread(fd, 30, item.header_offset), item.header_offset)
+    left, crc = item.file_size, 0
+    while left:
+        data = os.pread(fd, min(_CHUNK, left), at)
+        if not data:
+            return False
+        crc, at, left = zlib.crc32(data, crc), at + len(data), left - len(data)
+    return bool(crc == item.CRC)
+
+
+def refusal(path: str, error: Exception) -> CheckpointError:
+    """The error for what ``weights_only=True`` refuses: every name that the file imports and that is not allowed."""
+    try:
+        found = inspect_pickle(path)
+    except Exception:  # what torch says has to do
+        return CheckpointError(f"{path!r} is refused by weights_only=True: {_said(error)}")
+    dangers = [use.danger for use in found.dangerous if use.danger]
+    if dangers:
+        return CheckpointError(
+            f"{path!r} would run code when it is unpickled: {'; '.join(dangers[:5])}. It is not loaded; do not load it "
+            "with weights_only=False unless you made it yourself"
+        )
+    names = ", ".join(use.path.removeprefix("builtins.") for use in found.refused)
+    if not names:
+        unknown = f"it does not know the opcode {', '.join(found.opcodes)}" if found.opcodes else _said(error)
+        return CheckpointError(f"{path!r} is refused by weights_only=True: {unknown}")
+    where = _where(path, [use.path for use in found.refused])
+    return CheckpointError(
+        f"{path!r} holds {names}{where}, which weights_only=True refuses because unpickling it may run code. Convert "
+        f"it where the file is made (to numbers, strings, lists, tensors); or, if you trust the file, allow it with "
+        f"torch.serialization.add_safe_globals([{names}]), or load with weights_only=False"
+    )
+
+
+def _said(error: Exception) -> str:
+    """What torch's loader says beyond its general advice."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    own = [i for i, line in enumerate(lines) if "WeightsUnpickler error:" in line]
+    rest = " ".join(lines[own[0] : own[0] + 2]).partition("WeightsUnpickler error:")[2].strip() if own else ""
+    return rest or (lines[0] if lines else type(error).__name__)
+
+
+def _where(path: str, names: Sequence[str]) -> str:
+    """The first places of the names in the saved object; nothing where they can't be told."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            (member,) = [item for item in archive.infolist() if item.filename.endswith("/data.pkl")]
+            if member.file_size > _MOST:
+                return ""
+            with archive.open(member) as stream:
+                places = places_of_names(io.BytesIO(stream.read()), "state")
+    except Exception:  # an old format, or nothing that pickle itself could follow
+        return ""
+    found = list(dict.fromkeys(places[name] for name in names if name in places))
+    more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+    return f" (at {', '.join(found[:_NAMED])}{more})" if found else ""

@@ -1,0 +1,123 @@
+"""What pickling meets on its way: which tensor goes where, and whether `weights_only=True` will load all of it."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from collections.abc import Sequence
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanscan.checkpoint.tensors import Found
+from nanscan.errors import CheckpointError
+from nanscan.pickling.find import find_unpicklable
+from nanscan.pickling.problem import PickleProblem
+from nanscan.pickling.safe_globals import allowed, allowed_objects
+from nanscan.pickling.weights_only import refused
+
+__all__ = ["PickleWatch", "problems_of", "unpicklable"]
+
+_TENSORS = (Tensor, nn.Parameter)
+_GLOBALS = (type, FunctionType, BuiltinFunctionType)
+
+
+class PickleWatch:
+    """Watches one torch.save from inside its pickler, which costs next to nothing where all is well.
+
+    Args:
+        huge: the state's very large integers: pickle asks nobody about numbers.
+
+    Attributes:
+        module: give it to torch.save as ``pickle_module``.
+        suspects: what is not surely loadable with ``weights_only=True``, each type once, each function once.
+    """
+
+    def __init__(self, huge: Sequence[int] = ()) -> None:
+        self.suspects: dict[Any, Any] = {number: number for number in huge}
+        self.storages: dict[int, str] = {}  # StorageImpl -> the key that torch.save gives it
+        self._known = {id(value) for value in allowed_objects()}
+        watch = self
+
+        class Pickler(pickle.Pickler):
+            def reducer_override(self, obj: Any) -> Any:
+                watch._meet(obj)
+                return NotImplemented
+
+        self.module = SimpleNamespace(__name__="pickle", Pickler=Pickler)
+
+    def _meet(self, obj: Any) -> None:
+        kind = type(obj)
+        if kind in _TENSORS:
+            if obj.layout is torch.strided and obj.device.type != "meta":
+                self.storages.setdefault(obj.untyped_storage()._cdata, str(len(self.storages)))
+            if obj.__dict__:
+                self.suspects.setdefault(kind, obj)
+        elif isinstance(obj, _GLOBALS):
+            if id(obj) not in self._known and not allowed(f"{obj.__module__}.{obj.__qualname__}"):
+                self.suspects.setdefault(obj, obj)
+        elif kind is not OrderedDict and id(kind) not in self._known:
+            self.suspects.setdefault(kind, obj)
+
+    def is_loadable(self) -> bool:
+        """True if ``torch.load(weights_only=True)`` will load everything that was pickled."""
+        return all(refused(value) is None for value in self.suspects.values())
+
+    def paths(self, found: Sequence[Found]) -> dict[str, list[str]]:
+        """Key of a storage -> paths of the tensors in it."""
+        paths: dict[str, list[str]] = {}
+        for item in found:
+            if type(item.tensor) in _TENSORS and item.tensor.layout is torch.strided and not item.tensor.is_meta:
+                key = self.storages.get(item.tensor.untyped_storage()._cdata)
+                if key is not None:
+                    paths.setdefault(key, []).append(item.path)
+        return paths
+
+
+def unpicklable(obj: Any, path: str, problems: Sequence[PickleProblem], cause: BaseException | None) -> CheckpointError:
+    """The error that lists every place that can't be saved so that it loads again."""
+    whole = _whole(obj)
+    if whole:
+        text = f"cannot save to {path!r}: {whole}"
+    elif problems:
+        listed = "\n  ".join(problem.describe() for problem in problems)
+        text = (
+            f"cannot save to {path!r}: {len(problems)} value(s) can't be saved so that they load again without running "
+            f'code. Change them as said, or leave them out with on_unpicklable="drop":\n  {listed}'
+        )
+    else:
+        text = f"cannot save to {path!r}: {type(cause).__name__}: {cause}"
+    error = CheckpointError(text)
+    error.problems = list(problems)  # type: ignore[attr-defined]
+    error.__cause__ = cause
+    return error
+
+
+def _whole(obj: Any) -> str | None:
+    """What to do instead of saving a whole model or optimizer."""
+    for kind, what in ((nn.Module, "model"), (torch.optim.Optimizer, "optimizer")):
+        if issubclass(type(obj), kind):
+            name = type(obj).__name__
+            return (
+                f"a whole {what} ({name}) loads only by running code (weights_only=False). Save its state: "
+                f"nanscan.save({what}.state_dict(), path), for {what}.load_state_dict(nanscan.load(path))"
+            )
+    return None
+
+
+def problems_of(obj: Any, name: str, suspects: Sequence[Any]) -> list[PickleProblem]:
+    """Every place in ``obj``, which the caller calls ``name``, that pickling or loading refuses."""
+    found = find_unpicklable(obj, name=name, weights_only=True, check_loading=False)
+    errors = [problem for problem in found if problem.severity == "error"]
+    return errors or _without_path(suspects)
+
+
+def _without_path(suspects: Sequence[Any]) -> list[PickleProblem]:
+    judged = ((value, refused(value)) for value in suspects)
+    return [
+        PickleProblem("(somewhere inside)", f"{type(value).__module__}.{type(value).__qualname__}", *judgement)
+        for value, judgement in judged
+        if judgement is not None
+    ]

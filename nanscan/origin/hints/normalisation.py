@@ -1,0 +1,74 @@
+"""Hints for normalisation layers: eps of 0, running statistics that can't be used."""
+
+from __future__ import annotations
+
+import torch
+
+from nanscan.origin.hints.row import Row, names
+from nanscan.origin.hints.view import View, places, short
+
+__all__ = ["ROWS"]
+
+_BATCH = names(
+    "native_batch_norm batch_norm cudnn_batch_norm miopen_batch_norm _native_batch_norm_legit "
+    "_native_batch_norm_legit_no_training _batch_norm_with_update _batch_norm_no_update batch_norm_elemt"
+)
+_LAYER = names("native_layer_norm native_group_norm _fused_rms_norm layer_norm rms_norm")
+
+
+def _eps(view: View) -> float | None:
+    """The eps of the layer: the last plain float among the arguments."""
+    found = [value for value in view.event.args if isinstance(value, float)]
+    return found[-1] if found else None
+
+
+def _running_var(view: View) -> str | None:
+    var, eps = view.operand(4), _eps(view)
+    if not isinstance(var, torch.Tensor) or eps is None:
+        return None
+    unusable = ~(var + eps > 0)
+    if not bool(unusable.any()):
+        return None
+    value = float(var.reshape(-1)[unusable.reshape(-1)][0])
+    kind = "NaN" if value != value else "negative" if value < 0 else "0"
+    return f"running_var is {kind} ({short(value)}) with eps={short(eps)} in {places(unusable)}"
+
+
+def _constant(view: View) -> str | None:
+    values, eps = view.operand(0), _eps(view)
+    if eps is None or not isinstance(values, torch.Tensor) or not bool(values.isfinite().all()):
+        return None
+    if eps >= torch.finfo(values.dtype).smallest_normal:
+        return None
+    return f"eps={short(eps)} and an input {list(values.shape)} that is constant within a group{view.where} give 0/0"
+
+
+def _rms(view: View) -> str | None:
+    if view.event.module_type not in ("RMSNorm", "LayerNorm", "LlamaRMSNorm", "T5LayerNorm") or view.value(0) != 0.0:
+        return None
+    return f"{view.event.module_type} of a zero vector{view.where} with an eps that is 0 in {view.dtype}"
+
+
+ROWS = (
+    Row(
+        "BatchNorm with an unusable running_var",
+        _BATCH,
+        "in eval a running variance that is 0 with eps=0, negative or NaN goes under the root",
+        "Give the layer an eps of 1e-5 and reset_running_stats(); a NaN came from a bad batch or one of one value",
+        _running_var,
+    ),
+    Row(
+        "normalisation with eps=0",
+        _BATCH | _LAYER,
+        "a norm layer with eps=0 (or one that the dtype rounds to 0) divides a constant input by its variance of 0",
+        "Give the layer eps=1e-5",
+        _constant,
+    ),
+    Row(
+        "RMSNorm with eps=0",
+        names("rsqrt"),
+        "1 / rms of a zero vector (padding) is infinite without eps",
+        "Give the layer eps=1e-6, and compute it in float32",
+        _rms,
+    ),
+)

@@ -1,0 +1,84 @@
+"""Hints for what was NaN or Inf before any op of the trace: the batch, a parameter, a constant that was written in."""
+
+from __future__ import annotations
+
+import math
+
+from nanscan.origin.hints.row import Row, names
+from nanscan.origin.hints.view import View, places
+
+__all__ = ["ROWS"]
+
+
+def _bad_elements(view: View) -> str:
+    bad = view.bad
+    return f"{places(~bad.isfinite())} of shape {list(bad.shape)}"
+
+
+def _input(view: View) -> str | None:
+    word = "NaN" if view.nan else "Inf"
+    sample = f", first in sample {view.at[0]}" if view.bad.dim() > 1 else ""
+    return f"the {word} comes in with the batch ({_bad_elements(view)}{sample})"
+
+
+def _constant(view: View) -> str | None:
+    if view.bad.dim() > 0:
+        return None
+    return f"a single {'NaN' if view.nan else 'Inf'} (shape []) that no traced op made"
+
+
+def _logdet(view: View) -> str | None:
+    if view.bad.dim() > 0 or "logdet" not in view.code:
+        return None
+    return "logdet gives NaN where the determinant is negative"
+
+
+def _parameter(view: View) -> str | None:
+    word = "NaN" if view.nan else "Inf"
+    return f"the parameter or buffer held {word} before this pass ({_bad_elements(view)})"
+
+
+def _written(view: View) -> str | None:
+    numbers = [v for v in (*view.event.args, *view.event.kwargs.values()) if isinstance(v, float)]
+    if not any(math.isnan(v) for v in numbers):
+        return None
+    return "the program itself writes NaN here, as a fill value"
+
+
+ROWS = (
+    Row(
+        "logdet of a negative determinant",
+        names("input"),
+        "the log of a negative number has no real value",
+        "Use torch.linalg.slogdet, which gives the sign and the log of the absolute value",
+        _logdet,
+    ),
+    Row(
+        "bad constant",
+        names("input"),
+        "a single number that is NaN or Inf: a coefficient, a weight of the loss, a number written into a tensor",
+        "Look where that number comes from on this line",
+        _constant,
+    ),
+    Row(
+        "bad input",
+        names("input"),
+        "the batch brings a NaN or Inf with it; a mask does not take it away, since 0 * NaN is NaN",
+        "nanscan.check_batch names the sample and the field; look at the data and its preprocessing (0/0 of constants)",
+        _input,
+    ),
+    Row(
+        "bad parameter or buffer",
+        names("parameter"),
+        "an earlier step, a checkpoint or memory that was never initialised (torch.empty) left it",
+        "Restore a good checkpoint and guard the steps with nanscan.wrap; if new, initialise it (torch.empty does not)",
+        _parameter,
+    ),
+    Row(
+        "NaN written by the program",
+        names("full full_like fill masked_fill where scalar_tensor new_full index_fill"),
+        "a fill value is NaN",
+        "Mask with -inf or a large finite number where a softmax follows, or leave the elements out",
+        _written,
+    ),
+)

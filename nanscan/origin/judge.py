@@ -1,0 +1,243 @@
+"""Who made the NaN or Inf: looks at the ops of a batch in which one was found, in the order in which they ran."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from nanscan.origin.frames import Place
+from nanscan.origin.modules import ModuleStack, storage_key
+from nanscan.origin.ops import Kind, drops_values, fills_with_inf, tensors_in
+from nanscan.origin.ranges import Counts, bad_counts
+from nanscan.origin.record import Origin
+from nanscan.origin.torch_private import WeakStorage
+from nanscan.origin.writing import forward_origin, input_origin
+
+__all__ = ["Call", "Finding", "Judge", "Run"]
+
+MAX_FINDINGS = 32  # later ones are consequences in practice; each costs a description
+
+
+class Call(NamedTuple):
+    """Where and by whom an op was called; kept for as long as the trace, without tensors."""
+
+    func: Any
+    place: Place
+    module: nn.Module | None
+
+
+class Run(NamedTuple):
+    """One op that ran, with its tensors; kept until its outputs were scanned."""
+
+    call: Call
+    kind: Kind
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: Any
+    sequence: int
+    before: tuple[tuple[Tensor, Counts, Tensor | None], ...] = ()  # what it overwrote: tensor, its counts, a copy
+
+    def inputs(self) -> list[Tensor]:
+        return list(tensors_in((*self.args, *self.kwargs.values())))
+
+
+@dataclass(eq=False)
+class Finding:
+    """Something that was found, and whether it counts.
+
+    Attributes:
+        origin: what is known of it.
+        counts: False for an Inf that may be legitimate (a mask), until it does harm.
+        sequence: of the autograd node of the op, -1 if unknown.
+        consumed: an op took it and gave something finite.
+        dropped: an op chose other elements (`where`), and no other op has consumed it.
+        escaped: an op that does not choose consumed it.
+    """
+
+    origin: Origin
+    counts: bool
+    order: int
+    sequence: int = -1
+    consumed: bool = False
+    dropped: bool = False
+    escaped: bool = False
+
+    @property
+    def thrown_away(self) -> bool:
+        """True if its elements were not chosen (a `where` took the other branch) and not used elsewhere."""
+        return self.dropped and not self.escaped
+
+    @property
+    def is_origin(self) -> bool:
+        """Whether it stands, as far as is known now."""
+        return self.counts and not self.thrown_away
+
+
+@dataclass(eq=False)
+class Judge:
+    """The findings of a trace and which memory holds what they made."""
+
+    modules: ModuleStack
+    findings: list[Finding] = field(default_factory=list)
+    _holders: dict[int, tuple[Any, list[Finding]]] = field(default_factory=dict)
+    _outside: set[int] = field(default_factory=set)
+
+    @property
+    def watching(self) -> bool:
+        """True if it matters what later ops do with what was found."""
+        return bool(self.findings)
+
+    def origins(self) -> list[Origin]:
+        """Those that count, first in time first."""
+        return [f.origin for f in sorted(self.findings, key=lambda f: f.order) if f.is_origin]
+
+    # ---- forward -----------------------------------------------------------------------------------------------------
+
+    def batch(self, runs: Iterable[Run], bad: Callable[[Tensor], Counts | None]) -> None:
+        """Look at ops in order; `bad` gives the counts of an output, None if it is finite."""
+        for run in runs:
+            found = [(i, t, c) for i, t, c in _outputs(run, bad)]
+            if found:
+                self._judge(run, *found[0])
+            elif self._holders:
+                self._absorbed(run)
+
+    def _judge(self, run: Run, position: int, output: Tensor, counts: Counts) -> None:
+        inputs = self._bad_inputs(run)
+        sources = [f for tensor, _ in inputs for f in self.made(tensor)]
+        nan_in = any(c[0] for _, c in inputs)
+        made: list[Finding] = []
+        if counts[0] and (not nan_in or _new_places(run, output, torch.isnan)):
+            made = self._new_nan(run, position, sources)
+        elif not counts[0] and not inputs and not fills_with_inf(run.args, run.kwargs):
+            made = [self._add(forward_origin(run, position, "inf", self.modules), False, run.sequence)]
+        elif nan_in and not sources:
+            made = self._from_outside(run, inputs)
+        else:
+            self._parameters(run, inputs)
+        self._hold(output, made or sources)
+
+    def _new_nan(self, run: Run, position: int, sources: list[Finding]) -> list[Finding]:
+        """An op made NaN; if of an Inf that an earlier op had made out of finite numbers, that one comes first."""
+        origin = forward_origin(run, position, "nan", self.modules)
+        for finding in sources:
+            if not finding.counts and finding.origin.kind == "inf":
+                self.blame(finding, f"{origin.op} then made NaN of it{_at(origin)}")
+        return [self._add(origin, True, run.sequence)]
+
+    def _from_outside(self, run: Run, inputs: list[tuple[Tensor, Counts]]) -> list[Finding]:
+        tensor = next(t for t, c in inputs if c[0])
+        key = storage_key(tensor)
+        if key is not None and key in self._outside:
+            return []
+        if key is not None:
+            self._outside.add(key)
+        return [self._add(input_origin(run, tensor, "nan", self.modules), True)]
+
+    def _parameters(self, run: Run, inputs: list[tuple[Tensor, Counts]]) -> None:
+        """A weight that is Inf is no mask."""
+        for tensor, counts in inputs:
+            named = self.modules.tensor_name(tensor) if counts[1] and not self.made(tensor) else None
+            key = storage_key(tensor)
+            if named is not None and named[0] == "parameter" and key is not None and key not in self._outside:
+                self._outside.add(key)
+                self._add(input_origin(run, tensor, "inf", self.modules), True)
+
+    def _bad_inputs(self, run: Run) -> list[tuple[Tensor, Counts]]:
+        before = {id(tensor): counts for tensor, counts, _ in run.before}
+        found = []
+        for tensor in run.inputs():
+            if run.kind.fresh and id(tensor) in before:
+                continue
+            counts = before[id(tensor)] if id(tensor) in before else bad_counts(tensor)
+            if counts != (0, 0):
+                found.append((tensor, counts))
+        return found
+
+    def _absorbed(self, run: Run) -> None:
+        """An op gave something finite: whatever it took of what was found goes no further here."""
+        if not run.kind.skip:
+            drops = drops_values(run.call.func)
+            for tensor in run.inputs():
+                for finding in self.made(tensor):
+                    finding.consumed = True
+                    finding.dropped = finding.dropped or drops
+                    finding.escaped = finding.escaped or not drops
+
+    # ---- what is known of memory -------------------------------------------------------------------------------------
+
+    def made(self, tensor: Tensor) -> list[Finding]:
+        """The findings whose NaN or Inf may be in this tensor's memory."""
+        key = storage_key(tensor)
+        entry = None if key is None else self._holders.get(key)
+        return [] if entry is None else entry[1]
+
+    def _hold(self, tensor: Tensor, findings: list[Finding]) -> None:
+        key = storage_key(tensor)
+        if key is not None and findings:
+            have = self._holders.get(key)
+            known = [] if have is None else have[1]
+            merged = [*known, *(f for f in findings if f not in known)]
+            # The weak reference keeps the key from being given to other memory.
+            self._holders[key] = (WeakStorage(tensor.untyped_storage()), merged)
+
+    def settle(self) -> None:
+        """At the end: an Inf that no op has turned into something finite is a result, and counts."""
+        for finding in self.findings:
+            finding.counts = finding.counts or not finding.consumed
+
+    def forget(self) -> None:
+        """Let go of all memory."""
+        self._holders.clear()
+
+    # ---- the list ----------------------------------------------------------------------------------------------------
+
+    def blame(self, finding: Finding, note: str) -> None:
+        """What was found has done harm: it counts."""
+        finding.counts = finding.escaped = True
+        if finding.origin.note is None:
+            finding.origin = replace(finding.origin, note=note)
+
+    def by_sequence(self, sequence: int) -> Finding | None:
+        """The finding of the forward op that an autograd node belongs to."""
+        return next((f for f in self.findings if f.sequence == sequence >= 0), None)
+
+    def add(self, origin: Origin) -> Finding:
+        """An origin that the backward pass found."""
+        return self._add(origin, True)
+
+    def _add(self, origin: Origin, counts: bool, sequence: int = -1) -> Finding:
+        finding = Finding(origin, counts, len(self.findings), sequence)
+        if len(self.findings) < MAX_FINDINGS or not any(f.is_origin for f in self.findings):
+            self.findings.append(finding)
+        return finding
+
+
+def _outputs(run: Run, bad: Callable[[Tensor], Counts | None]) -> Iterator[tuple[int, Tensor, Counts]]:
+    outputs = run.outputs if isinstance(run.outputs, (list, tuple)) else (run.outputs,)
+    for position, tensor in enumerate(tensors_in(outputs)):
+        counts = bad(tensor)
+        if counts is not None:
+            yield position, tensor, counts
+
+
+def _new_places(run: Run, output: Tensor, test: Callable[[Tensor], Tensor]) -> bool:
+    """True if an element is bad although the elements that it was made of are not: only pointwise ops can say so."""
+    if not run.kind.pointwise or run.before:
+        return False
+    try:
+        fine = ~test(output)
+        for tensor in run.inputs():
+            if tensor.is_floating_point() or tensor.is_complex():
+                fine = fine | test(tensor)
+        return not bool(fine.all())
+    except RuntimeError:
+        return False
+
+
+def _at(origin: Origin) -> str:
+    return "" if origin.file is None else f" (line {origin.line})"

@@ -1,0 +1,74 @@
+"""The origin where a model is fine and its loss is not: all that is left of a loss function is its graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from nanscan.origin.ranges import bad_counts, range_of
+from nanscan.origin.record import Origin
+
+__all__ = ["loss_nodes", "loss_origin"]
+
+MAX_NODES = 12
+# What can turn finite numbers into NaN or Inf in backward or forward; the others of a loss only add, select or reshape.
+_RISKY = (
+    "Div",
+    "Log",
+    "Sqrt",
+    "Pow",
+    "Exp",
+    "Norm",
+    "Mean",
+    "Acos",
+    "Asin",
+    "Std",
+    "Var",
+    "Rsqrt",
+    "Reciprocal",
+    "Loss",
+)
+
+
+def loss_nodes(loss: Tensor) -> list[str]:
+    """The names of the nodes nearest to the loss, the loss's own first."""
+    found: list[str] = []
+    waiting: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while waiting and len(found) < MAX_NODES:
+        node = waiting.pop(0)
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() != "AccumulateGrad":
+            found.append(node.name())
+        waiting += [child for child, _ in node.next_functions]
+    return found
+
+
+def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str]) -> Origin:
+    """The origin for a loss function that was not traced."""
+    bad = loss if loss is not None else gradient
+    assert bad is not None
+    counts = bad_counts(bad.detach())
+    what = range_of("loss" if loss is not None else "gradient of the model's output", bad.detach())
+    return Origin(
+        kind="nan" if counts[0] else "inf",
+        phase="forward" if loss is not None else "backward",
+        op="loss",
+        outputs=(what,),
+        note=_note(loss, nodes),
+        hint=(
+            "the model's forward and backward are finite when run again: the loss function made it. From now on it is "
+            "traced, and the next such step names the op; or put `with nanscan.trace(model):` around a step yourself"
+            + ("" if loss is not None else ", and give the loss to optimizer.observe(loss)")
+        ),
+    )
+
+
+def _note(loss: Tensor | None, nodes: list[str]) -> str | None:
+    if loss is None or not nodes:
+        return None
+    risky = [name for name in nodes if any(word in name for word in _RISKY)]
+    return f"its graph, from the loss: {', '.join(dict.fromkeys(risky or nodes))}"

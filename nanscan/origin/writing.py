@@ -1,0 +1,186 @@
+"""Turns what was found into an `Origin`: names, ranges, the user's line, the hint."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nanscan.origin.frames import INTERNAL, Place, Source, owner_of, source_of
+from nanscan.origin.modules import ModuleStack, storage_key
+from nanscan.origin.ops import aten_name, tensors_in
+from nanscan.origin.ranges import first_bad_of, range_of
+from nanscan.origin.record import OpEvent, Origin, TensorRange
+
+if TYPE_CHECKING:
+    from nanscan.origin.judge import Run
+
+__all__ = ["forward_origin", "hint_of", "input_origin", "source_and_note"]
+
+
+def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> Origin:
+    """The origin for a forward op whose output number `position` is bad."""
+    outputs = tuple(tensors_in(run.outputs if isinstance(run.outputs, (list, tuple)) else (run.outputs,)))
+    output = outputs[position].detach()
+    index = first_bad_of(output) or ()
+    source, note = source_and_note(run.call.place)
+    op = aten_name(run.call.func)
+    inputs = tuple(_as_it_was(run, tensor) for tensor in run.inputs())
+    names = [_input_name(run, i, tensor, modules) for i, tensor in enumerate(run.inputs())]
+    event = OpEvent(
+        op=op,
+        phase="forward",
+        kind=kind,
+        inputs=inputs,
+        outputs=tuple(t.detach() for t in outputs),
+        output=position,
+        first_bad=index,
+        args=run.args,
+        kwargs=run.kwargs,
+        module=modules.path(run.call.module),
+        module_type=None if run.call.module is None else type(run.call.module).__name__,
+        code=source.code,
+    )
+    pointwise = run.kind.pointwise
+    ranges = tuple(
+        range_of(name, t, output.shape, index if pointwise else None)
+        for name, t in zip(names, inputs, strict=True)
+        if t is not None
+    )
+    parameter = next((n for t in run.inputs() if (n := modules.tensor_name(t)) is not None), None)
+    return Origin(
+        kind=kind,
+        phase="forward",
+        op=op,
+        module=event.module,
+        file=source.file,
+        line=source.line,
+        code=source.code,
+        inputs=ranges,
+        outputs=_output_ranges(outputs, output),
+        name=None if parameter is None else parameter[1],
+        note=note,
+        hint=hint_of(event),
+    )
+
+
+def _output_ranges(outputs: Sequence[Tensor], bad: Tensor) -> tuple[TensorRange, ...]:
+    index = first_bad_of(bad)
+    if len(outputs) == 1:
+        return (range_of("output", bad, bad.shape, index),)
+    return tuple(
+        range_of(f"output {i}", t.detach(), t.shape, index if t.shape == bad.shape else None)
+        for i, t in enumerate(outputs)
+        if t.is_floating_point() or t.is_complex()
+    )
+
+
+def _as_it_was(run: Run, tensor: Tensor) -> Tensor | None:
+    """An input as the op saw it: one that it overwrote is gone, unless a copy was kept."""
+    for before, _, copy in run.before:
+        if before is tensor:
+            return copy
+    return tensor.detach()
+
+
+def _input_name(run: Run, position: int, tensor: Tensor, modules: ModuleStack) -> str:
+    named = modules.tensor_name(tensor)
+    if named is not None:
+        return named[1]
+    for argument, value in zip(run.call.func._schema.arguments, run.args, strict=False):
+        if value is tensor:
+            return str(argument.name)
+    return f"input {position}"
+
+
+def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack) -> Origin:
+    """The origin for a tensor that was bad before any traced op touched it."""
+    named = modules.tensor_name(tensor)
+    source, note = source_and_note(run.call.place)
+    what = "input" if named is None else "parameter"
+    name = named[1] if named is not None else modules.argument_name(tensor) or _variable(tensor)
+    if name is None:
+        position = next(i for i, other in enumerate(run.inputs()) if other is tensor)
+        name = f"{_input_name(run, position, tensor, modules)} of {aten_name(run.call.func)}"
+    if named is not None and named[0] == "buffer":
+        note = _both("it is a buffer", note)
+    event = OpEvent(
+        op=what,
+        phase="forward",
+        kind=kind,
+        outputs=(tensor.detach(),),
+        first_bad=first_bad_of(tensor) or (),
+        module=modules.path(run.call.module),
+        module_type=None if run.call.module is None else type(run.call.module).__name__,
+        code=source.code,
+    )
+    return Origin(
+        kind=kind,
+        phase="forward",
+        op=what,
+        module=event.module,
+        file=source.file,
+        line=source.line,
+        code=source.code,
+        outputs=(range_of(name, tensor.detach()),),
+        name=name,
+        note=_both(f"it was read by {aten_name(run.call.func)}", note),
+        hint=hint_of(event),
+    )
+
+
+def _variable(tensor: Tensor) -> str | None:
+    """What the user calls a tensor: the variable that holds it in the nearest of the user's frames."""
+    key = storage_key(tensor)
+    frame = sys._getframe(1)
+    while frame is not None and key is not None:
+        if owner_of(frame.f_code) != INTERNAL:
+            for name, value in list(frame.f_locals.items()):
+                for path, item in _items(name, value):
+                    if item is tensor or storage_key(item) == key:
+                        return path
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def _items(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
+    if isinstance(value, Tensor):
+        yield name, value
+    elif type(value) in (list, tuple):
+        for i, item in enumerate(value[:100]):
+            if isinstance(item, Tensor):
+                yield f"{name}[{i}]", item
+    elif type(value) is dict:
+        for key, item in list(value.items())[:100]:
+            if isinstance(item, Tensor):
+                yield f'{name}["{key}"]' if isinstance(key, str) else f"{name}[{key!r}]", item
+
+
+def source_and_note(place: Place) -> tuple[Source, str | None]:
+    """The user's line, and the library's line that it led to where there is one."""
+    if place.code is None:
+        return source_of(place.library, place.library_offset), None
+    source = source_of(place.code, place.offset)
+    if place.library is None:
+        return source, None
+    inner = source_of(place.library, place.library_offset)
+    return source, f"called in {inner.file}:{inner.line}: {inner.code}"
+
+
+def hint_of(event: OpEvent) -> str | None:
+    """What the table of hints says; a hint never costs the finding."""
+    try:
+        from nanscan.origin.hints import hint_for
+
+        with torch.no_grad():
+            text: str | None = hint_for(event)
+            return text
+    except Exception:
+        return None
+
+
+def _both(first: str, second: str | None) -> str:
+    return first if second is None else f"{first}; {second}"

@@ -1,0 +1,84 @@
+"""The words on what was met during a walk: the exceptions of reducers, and what the surroundings add to a fix."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nanscan.pickling.kinds import COMPILED, kind_of
+from nanscan.pickling.naming import type_name
+from nanscan.pickling.places import Place
+from nanscan.pickling.plain_forms import plain_form
+from nanscan.pickling.safe_globals import allowed_objects
+
+__all__ = ["BARE_STORAGE", "MEMMAP", "RENAME", "plain_refusal", "raised", "refined", "refused_type", "said"]
+
+_FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "_scale_fn_custom", "_anneal_func")
+MEMMAP = "what is loaded is an array in memory, without the file: keep the file's name and map it lazily"
+BARE_STORAGE = (
+    "plain pickle does not take a bare storage; torch.save does",
+    "keep a tensor of it: torch.tensor([], dtype=torch.uint8).set_(storage)",
+)
+RENAME = "keep it under that name at the top of its module"
+
+
+def refined(place: Place, reason: str, fix: str, severity: str) -> tuple[str, str]:
+    """Reason and fix with what the surroundings add."""
+    owner = place.parent
+    step = place.steps[-1] if place.steps else ("", None)
+    around = place.path()
+    if any(("attr", name) in around for name in _FUNCTIONS_OF_SCHEDULERS):
+        return f"{reason}; the scheduler's state_dict() saves, and leaves the function out", (
+            "save scheduler.state_dict() and make the scheduler with the same function before loading; or " + fix
+        )
+    if any(kind == "attr" and str(name).endswith("_hooks") for kind, name in around):
+        fix = f"remove the hook (handle.remove()) before saving and register it again after loading; or {fix}"
+    elif owner is not None and step[0] == "attr" and not isinstance(owner.value, torch.utils.data.DataLoader):
+        reason = f"{reason} (attribute '{step[1]}' of a {type_name(owner.value)})"
+    if ("attr", "dynamo_ctx") in around:
+        fix = COMPILED.fix
+    elif severity == "error" and any(issubclass(type(p.value), torch.nn.Module) for p in list(place.upwards())[1:]):
+        fix = f"{fix}; the model's state_dict() does not hold it and can be saved"
+    return reason, fix
+
+
+def refused_type(value: Any) -> tuple[str, str] | None:
+    """What `torch.load(weights_only=True)` says to the type of a value that can't be pickled yet."""
+    if type(value) in allowed_objects():
+        return None
+    kind = type_name(value)
+    return f"torch.load(weights_only=True) refuses {kind}: it allows no global {kind}", plain_form(value)
+
+
+def raised(value: Any, error: BaseException) -> tuple[str, str]:
+    text = _text(error)
+    known = kind_of(type(value))
+    if known is not None:
+        return known.reason + ("" if plain_refusal(error) else f" ({said(error)})"), known.fix
+    if plain_refusal(error):
+        return f"{text[0].upper()}{text[1:]}" if text else "it can't be pickled", (
+            "drop it in __getstate__ (nanscan.TransientState), or keep what it is made from"
+        )
+    if issubclass(type(value), torch.nn.Module):
+        return f"saving it raises {said(error)}", "save its state_dict()"
+    return f"saving it raises {said(error)}", (
+        "mend its __getstate__, __reduce__ or __reduce_ex__, or drop the object from what is saved"
+    )
+
+
+def plain_refusal(error: BaseException) -> bool:
+    text = _text(error).lower()
+    return isinstance(error, TypeError) and ("cannot pickle" in text or "can't pickle" in text)
+
+
+def said(error: BaseException) -> str:
+    text = _text(error)
+    return f"{type(error).__name__}: {text[:300]}" if text else type(error).__name__
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return " ".join(str(error).split())
+    except Exception:
+        return "(its message can't be shown)"

@@ -1,0 +1,115 @@
+"""What pickles and loads, and is silently gone afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from nanscan.pickling.parts import NEW, Saved, own_attributes
+from nanscan.pickling.trust import own_hook
+
+__all__ = ["lost_function", "lost_with", "tensor_loss"]
+
+_KEEP = (
+    "return a state too: (cls, args, self.__dict__ without what can't be saved), or name what to drop with "
+    "nanscan.TransientState, which keeps everything else"
+)
+
+
+def lost_with(value: Any, whole: Saved) -> tuple[str, str] | None:
+    """(reason, fix) if an object's own reducer leaves its attributes or its weights out."""
+    kind = type(value)
+    if issubclass(kind, nn.Module):
+        return _lost_weights(value, kind, whole)
+    if issubclass(kind, torch.optim.Optimizer):
+        return _lost_hooks(value, whole)
+    if whole.state or whole.items is not None or whole.pairs is not None:
+        return None
+    attributes = [name for name in own_attributes(value) if not name.startswith("__")]
+    if not attributes:
+        return None
+    if whole.func in NEW or whole.args:  # made blank; or from arguments, which may be all there is to it
+        hook = own_hook(kind, "__getstate__")
+        return _gone(f"its __getstate__ returns {whole.state!r}", attributes) if hook and len(whole.args) <= 1 else None
+    hook = own_hook(kind, "__reduce_ex__", "__reduce__")
+    if hook and issubclass(type(whole.func), type):
+        return _gone(f"its {hook} returns ({whole.func.__name__}, ()) and no state", attributes)
+    return None
+
+
+def _gone(what: str, attributes: list[str]) -> tuple[str, str]:
+    shown = ", ".join(attributes[:4]) + (f" and {len(attributes) - 4} more" if len(attributes) > 4 else "")
+    return f"{what}: it loads without its attributes ({shown})", _KEEP
+
+
+def _lost_hooks(optimizer: Any, whole: Saved) -> tuple[str, str] | None:
+    kept = whole.state if issubclass(type(whole.state), dict) else {}
+    hooks = {
+        name: len(held)
+        for name, held in own_attributes(optimizer).items()
+        if name.endswith("_hooks") and name not in kept and issubclass(type(held), dict) and held
+    }
+    if not hooks:
+        return None
+    return (
+        f"{sum(hooks.values())} hook(s) of this optimizer, registered in {', '.join(hooks)}, would not be saved",
+        "register them again after loading",
+    )
+
+
+def _lost_weights(module: nn.Module, kind: type, whole: Saved) -> tuple[str, str] | None:
+    hook = own_hook(kind, "__reduce_ex__", "__reduce__", "__getstate__")
+    if hook is None:
+        return None
+    held = sum(len(m._parameters) + len(m._buffers) for m in module.modules() if "_parameters" in m.__dict__)
+    if not held or any(_has_tensor(part) for part in whole):
+        return None
+    return (
+        f"its {hook} carries no weights: {held} parameters and buffers are new (random) ones after loading",
+        _KEEP,
+    )
+
+
+def _has_tensor(value: Any, depth: int = 5) -> bool:
+    kind = type(value)
+    if issubclass(kind, (torch.Tensor, np.ndarray, torch.UntypedStorage, torch.TypedStorage)):
+        return True
+    if depth == 0:
+        return False
+    if issubclass(kind, nn.Module):
+        return any(_has_tensor(v, depth - 1) for v in vars(value).values())
+    if issubclass(kind, dict):
+        return any(_has_tensor(v, depth - 1) for v in dict.values(value))
+    if kind in (list, tuple):
+        return any(_has_tensor(v, depth - 1) for v in value)
+    return kind is bytes and len(value) > 64  # the object's own serialization
+
+
+def tensor_loss(value: torch.Tensor) -> Iterator[tuple[str, str]]:
+    """(reason, fix) of what a tensor does not take along."""
+    if value.requires_grad and not value.is_leaf:
+        node = value.grad_fn
+        yield (
+            f"a tensor of shape {tuple(value.shape)} that is part of a graph (grad_fn {node and node.name()}): "
+            "copy.deepcopy fails on it ('Only Tensors created explicitly by the user'); torch.save and pickle work and "
+            "drop the graph",
+            "store value.detach() instead, or register_buffer it",
+        )
+    for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
+        hooks = getattr(value, name, None)
+        if hooks:
+            yield (
+                f"{len(hooks)} hook(s) of this tensor, registered in {name}, would not be saved",
+                "register them again after loading",
+            )
+
+
+def lost_function(value: Mapping[Any, Any]) -> Iterator[tuple[str, int]]:
+    """Where in a scheduler's state dict a function was replaced by None: (key, position)."""
+    functions = value.get("lr_lambdas")
+    if type(functions) is list and "last_epoch" in value:
+        yield from (("lr_lambdas", i) for i, f in enumerate(functions) if f is None)

@@ -1,0 +1,144 @@
+"""Which row left its range: the rules, and what they need to remember of earlier steps."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections import deque
+
+import torch
+
+from nanscan.ranges.record import Key, StepRecord
+from nanscan.ranges.row import OutOfRange
+from nanscan.ranges.stats import Stats, row_of
+
+__all__ = ["Judge", "RmsHistory"]
+
+FULL = 0.95  # of the largest number of a dtype
+HALF_MAX = 65504.0
+JUMP = 32.0  # times the median: five doublings, where the spread of one layer over healthy steps is within two
+OVER_PEAK = 4.0
+WINDOW, RECENT, ENOUGH = 32, 8, 8
+_MINIMA = {float(torch.finfo(d).min) for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+
+
+class RmsHistory:
+    """The rms of one row over the steps; says when a new one is a sudden jump.
+
+    A jump is more than 32 times the median of the last 32 (at least 8), and more than 4 times the largest that there
+    ever was up to 8 steps ago. The latter keeps a gradient that has become small from raising an alarm when it returns
+    to where it was, and "8 steps ago" lets a steady growth by a factor be seen.
+    """
+
+    def __init__(self) -> None:
+        self._window: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self._peak = 0.0  # of those that are no longer among the recent ones
+
+    def jump(self, rms: float) -> str | None:
+        """The reason if `rms` is a sudden jump, else None.
+
+        >>> history = RmsHistory()
+        >>> for step in range(8):
+        ...     history.add(step, 0.5)
+        >>> history.jump(2.0), history.jump(50.0)
+        (None, 'jumped to rms 50, 100 times the median of its last 8 steps (0.5)')
+        """
+        if rms <= OVER_PEAK * self._peak or len(self._window) < ENOUGH:
+            return None
+        median = statistics.median(value for _, value in self._window)
+        if not 0.0 < JUMP * median < rms:
+            return None
+        n = len(self._window)
+        return f"jumped to rms {rms:.4g}, {rms / median:.3g} times the median of its last {n} steps ({median:.4g})"
+
+    def add(self, step: int, rms: float) -> None:
+        """Remember the rms of a step; again for the same step: instead of what it was before."""
+        if self._window and self._window[-1][0] == step:
+            self._window.pop()
+        self._window.append((step, rms))
+        if len(self._window) > RECENT:
+            self._peak = max(self._peak, self._window[-RECENT - 1][1])
+
+
+class Judge:
+    """Names the first row that leaves its range, in the order in which rows were measured."""
+
+    def __init__(self) -> None:
+        self._history: dict[Key, RmsHistory] = {}
+        self._masks: set[Key] = set()
+
+    def first_bad(self, record: StepRecord) -> OutOfRange | None:
+        """The first bad one of the record's fresh rows. All of them are remembered."""
+        found: OutOfRange | None = None
+        for key in record.take_fresh():
+            stats = record.stats[key]
+            rms = stats.rms
+            history = self._history.get(key)
+            if history is None:
+                history = self._history[key] = RmsHistory()
+            bound = _bound(stats.limit)
+            reason = None
+            if stats.high > bound or stats.low < -bound or stats.nans or stats.infs:
+                reason = _out_of_bounds(key, stats)
+            reason = reason or history.jump(rms)
+            if reason is not None and found is None:
+                found = self._blame(record, key, reason)
+            if rms == rms:  # not NaN: something was finite
+                history.add(record.step, rms)
+        return found
+
+    def accept(self, record: StepRecord) -> None:
+        """The step ended well: activations that hold -Inf, and nothing worse, do so on purpose."""
+        self._masks.update(key for key, stats in record.stats.items() if _only_negative_inf(key, stats))
+
+    def _blame(self, record: StepRecord, key: Key, reason: str) -> OutOfRange:
+        """The row at `key`; but where NaNs are from is a -Inf that came earlier in the step and is new."""
+        stats = record.stats[key]
+        if stats.nans or stats.infs:
+            for earlier, other in record.stats.items():
+                if earlier == key:
+                    break
+                if _only_negative_inf(earlier, other) and earlier not in self._masks:
+                    key, stats, reason = earlier, other, _non_finite(other)
+                    break
+        row = row_of(record.step, *key, stats)
+        return OutOfRange(**{f.name: getattr(row, f.name) for f in dataclasses.fields(row)}, reason=reason)
+
+
+def _out_of_bounds(key: Key, stats: Stats) -> str | None:
+    if (stats.nans or stats.infs) and not _only_negative_inf(key, stats):
+        return _non_finite(stats)
+    if stats.peak > _bound(stats.limit) and not _is_mask(key, stats):
+        return _near_limit(stats)
+    return None
+
+
+def _bound(limit: float) -> float:
+    return FULL * limit if limit < HALF_MAX else FULL * HALF_MAX
+
+
+def _only_negative_inf(key: Key, stats: Stats) -> bool:
+    """An activation as attention masks and padding leave it."""
+    return key[1] == "activation" and stats.infs > 0 and stats.nans == 0 and stats.positive_infs == 0
+
+
+def _is_mask(key: Key, stats: Stats) -> bool:
+    """Whether the largest magnitude is a constant such as -1e9 or the dtype's minimum, as finite masks have it."""
+    if key[1] != "activation" or stats.high > _bound(stats.limit):
+        return False
+    dtype = getattr(torch, stats.dtype)
+    if not dtype.is_floating_point or stats.low in _MINIMA:
+        return stats.low in _MINIMA
+    powers = torch.tensor([-(10.0**n) for n in range(5, 39)], dtype=torch.float64).to(dtype).tolist()
+    return stats.low in powers
+
+
+def _non_finite(stats: Stats) -> str:
+    return f"non-finite: {stats.nans} NaN, {stats.infs} Inf of {stats.numel}"
+
+
+def _near_limit(stats: Stats) -> str:
+    largest = max(stats.low, stats.high, key=abs)
+    if stats.peak > FULL * stats.limit:
+        return f"reaches {largest:.5g}, beyond {FULL:.0%} of {stats.dtype}'s maximum ({stats.limit:.5g})"
+    return f"reaches {largest:.5g} in {stats.dtype}, beyond {FULL:.0%} of float16's maximum ({HALF_MAX:g})"

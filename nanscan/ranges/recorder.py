@@ -1,0 +1,148 @@
+"""What the hooks call: when a step begins, what is measured in it, and what belongs to no step."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nanscan.engine.result import BadInput
+from nanscan.ranges import on_cpu, on_device
+from nanscan.ranges.hooks import GradientHook, ModuleHooks
+from nanscan.ranges.outputs import Seen, elements_of, tensors_in
+from nanscan.ranges.record import Ring, StepRecord
+
+__all__ = ["Recorder"]
+
+
+class Recorder:
+    """Measures the steps that are due.
+
+    Args:
+        every: which steps are due: those whose number it divides.
+        ring: where their records go.
+        sample: see `nanscan.watch`.
+        hooks: of the modules, which call `take`.
+        on_begin, on_end: called before and after the forward of a step that is due.
+    """
+
+    def __init__(
+        self,
+        every: int,
+        ring: Ring,
+        sample: int | None,
+        hooks: ModuleHooks,
+        on_begin: Callable[[], None],
+        on_end: Callable[[], None],
+    ) -> None:
+        self.steps = 0
+        self.closed = False
+        self._every = every
+        self._ring = ring
+        self._sample = sample
+        self._hooks = hooks
+        self._on_begin = on_begin
+        self._on_end = on_end
+        self._current: StepRecord | None = None  # the step whose forward was the last one
+        self._measuring = False  # its forward is running
+        self._depth = 0
+        self._without_grad = False  # the last forward in training mode had no gradients: a checkpoint may repeat it
+        self._seen = Seen()
+        self._later: set[str] = set()  # modules that ran without gradients inside of a step
+        self._handles: list[tuple[bool, Any]] = []
+
+    def begin(self, root: nn.Module) -> None:
+        """The watched model is called."""
+        self._depth += 1
+        if self._depth > 1 or self.closed or not root.training:
+            return
+        if not torch.is_grad_enabled():
+            self._without_grad = True
+            return
+        if _in_backward() and not self._without_grad:  # a checkpoint runs again what was measured already
+            return
+        self._without_grad = False
+        self._forget_tensors(leaves_only=True)
+        step, self.steps = self.steps, self.steps + 1
+        self._current = None
+        if step % self._every:
+            self._hooks.remove()
+        else:
+            self._hooks.hang(self)
+            self._on_begin()
+            self._current = self._ring.begin(step)
+            self._measuring = True
+
+    def end(self) -> None:
+        """Its forward is over, well or not."""
+        self._depth = max(0, self._depth - 1)
+        if self._depth == 0 and self._measuring:
+            self._measuring = False
+            self._seen.clear()
+            self._on_end()
+
+    def take(self, name: str, output: Any) -> None:
+        """A module returned something."""
+        record = self._current
+        if record is None:
+            return
+        if self._measuring:
+            for tensor in tensors_in(output):
+                if self._seen.is_new(tensor):
+                    self._take_activation(record, name, tensor)
+        elif name in self._later and torch.is_grad_enabled() and _in_backward():
+            for tensor in tensors_in(output):  # the activation was measured; only now there is a graph
+                self._hang_on(record, name, tensor)
+
+    def _take_activation(self, record: StepRecord, name: str, tensor: Tensor) -> None:
+        values = elements_of(tensor)
+        if values is None:
+            return
+        self._measure(record, name, "activation", values)
+        self._hang_on(record, name, tensor)
+        if not torch.is_grad_enabled():
+            self._later.add(name)
+
+    def _hang_on(self, record: StepRecord, name: str, tensor: Tensor) -> None:
+        if tensor.requires_grad and torch.is_grad_enabled():
+            handle = tensor.register_hook(GradientHook(self, record, name))  # type: ignore[no-untyped-call]
+            self._handles.append((tensor.is_leaf, handle))
+
+    def take_gradient(self, record: StepRecord, name: str, grad: Tensor) -> None:
+        """The gradient with respect to what a module returned."""
+        if self.closed:
+            return
+        values = elements_of(grad)
+        if values is not None:
+            self._measure(record, name, "gradient", values)
+
+    def _measure(self, record: StepRecord, name: str, kind: str, values: Tensor) -> None:
+        if values.device.type == "cpu":
+            with contextlib.suppress(BadInput):  # memory that was freed or resized
+                record.add((name, kind), on_cpu.measure(values, self._sample))
+        elif values.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
+            record.add((name, kind), on_device.launch(values))
+
+    def close(self) -> None:
+        """Measure nothing from now on."""
+        self.closed = True
+        self._measuring = False
+        self._current = None
+        self._seen.clear()
+        self._hooks.remove()
+        self._forget_tensors(leaves_only=False)
+
+    def _forget_tensors(self, leaves_only: bool) -> None:
+        """Take hooks off tensors. Those of others go with their graph, which may still await its backward."""
+        for is_leaf, handle in self._handles:
+            if is_leaf or not leaves_only:
+                handle.remove()
+        self._handles.clear()
+        self._later.clear()
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1

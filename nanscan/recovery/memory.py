@@ -1,0 +1,181 @@
+"""Snapshots in memory: two copies of the training state; the newer stays whole while the other is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nanscan import engine
+from nanscan.recovery.finite import FiniteCheck
+from nanscan.recovery.training_state import TrainingState
+from nanscan.report import TensorReport
+from nanscan.state_copy import StateCopy, memory_id
+
+__all__ = ["Memory", "Moment", "Saved"]
+
+_PIECE_BYTES = 1 << 20  # is copied, and then scanned while it is still in the processor's cache
+_GROWN = 2.0  # a newer copy with weights so many times as large may have been taken on the way to the divergence
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When a copy was taken: after how many steps, with which batch, and after how many rollbacks."""
+
+    step: int
+    batch: Any = None
+    rollbacks: int = 0
+
+
+@dataclass
+class Saved:
+    """One copy of a finite training state.
+
+    Attributes:
+        work: the copy that was made; its `result` is what `TrainingState.restore` takes.
+        moment: when it was taken.
+        devices: as for `TrainingState.restore`.
+        floats: the tensors in it that can hold a NaN.
+        nonfinite: how many NaN, and how many Inf, they hold (in buffers that may).
+        failures: how often a run failed that started from it.
+    """
+
+    work: StateCopy
+    moment: Moment
+    devices: dict[int, torch.device] = field(default_factory=dict)
+    floats: list[Tensor] = field(default_factory=list)
+    nonfinite: tuple[int, int] = (0, 0)
+    failures: int = 0
+
+    @property
+    def content(self) -> dict[str, Any]:
+        """What `TrainingState.restore` takes."""
+        found: dict[str, Any] = self.work.result
+        return found
+
+    def intact(self) -> bool:
+        """False if somebody has written a NaN or Inf into the copy."""
+        scan = engine.scan(self.floats)
+        return (scan.nan_count, scan.inf_count) == self.nonfinite
+
+    def norm(self) -> float:
+        """The 2-norm of all weights."""
+        values = self.content["params"].values()
+        return engine.scan([value for value in values if _can_hold_nan(value)]).finite_norm
+
+
+class Memory:
+    """The last two good moments.
+
+    Args:
+        state: what is copied. Tensors on CUDA are copied to the host's memory: the device's is scarcer.
+        check: says whether it is finite, with names where it is not.
+    """
+
+    def __init__(self, state: TrainingState, check: FiniteCheck) -> None:
+        self._state = state
+        self._check = check
+        self.newest: Saved | None = None
+        self.older: Saved | None = None
+        self._spare: Saved | None = None  # memory to be written over
+
+    def take(self, moment: Moment) -> tuple[TensorReport, ...]:
+        """Copy the present state if it is finite; returns what is bad, () if it was taken.
+
+        Everything is read once: a piece is copied, then scanned while it is still in the cache. Whatever happens in
+        the middle, the newest copy before this call stays whole.
+        """
+        spare = self._spare or self.older
+        self.older, self._spare = None, spare
+        work = StateCopy(self._state.content(), spare.work if spare else None, _place)
+        saved = Saved(work, moment)
+        try:
+            bad = self._fill(work, saved)
+        finally:
+            work.release()
+        if bad:
+            return bad
+        self.older, self.newest, self._spare = self.newest, saved, None
+        return ()
+
+    def choose(self) -> Saved | None:
+        """The copy to go back to; None if there is none that is intact.
+
+        The newest; but where it has failed before, and its weights are much larger than those of the one before it,
+        it was probably taken when the divergence had begun, and is given up for the older one.
+        """
+        newest, older = self.newest, self.older
+        if newest is not None and older is not None and newest.failures and newest.norm() > _GROWN * older.norm():
+            self._drop_newest()
+        while self.newest is not None and not self.newest.intact():
+            self._drop_newest()
+        return self.newest
+
+    def forget(self) -> None:
+        """Give both copies up; their memory is used again."""
+        self._spare = self._spare or self.older or self.newest
+        self.newest = self.older = None
+
+    def _drop_newest(self) -> None:
+        self._spare, self.newest, self.older = self.newest, self.older, None
+
+    @torch.no_grad()
+    def _fill(self, work: StateCopy, saved: Saved) -> tuple[TensorReport, ...]:
+        """Copy and scan, piece by piece; stops where something bad is found."""
+        looked = self.newest is None  # has the whole state been looked at by name?
+        if looked and (bad := self._check.bad()):
+            return bad
+        nan, inf = 0, 0
+        for sources, targets in _pieces(work):
+            if targets:
+                torch._foreach_copy_(targets, sources, non_blocking=True)
+            scan = engine.scan([source for source in sources if _can_hold_nan(source)])
+            if not scan.finite and not looked:
+                looked = True
+                if bad := self._check.bad():
+                    return bad
+            nan, inf = nan + scan.nan_count, inf + scan.inf_count
+        saved.devices = {memory_id(t): s.device for s, t in work.pairs if s.device != t.device}
+        if saved.devices:
+            torch.cuda.synchronize()
+        saved.nonfinite = nan, inf
+        saved.floats = [target for _, target in work.pairs if _can_hold_nan(target)]
+        return ()
+
+
+def _pieces(work: StateCopy) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
+    """Tensors, or parts of large ones, to be copied together, and where to; first those that are only to be scanned."""
+    yield work.apart, []
+    sources: list[Tensor] = []
+    targets: list[Tensor] = []
+    room = _PIECE_BYTES
+    for source, target in work.pairs:
+        size = source.nbytes
+        if size > _PIECE_BYTES and _can_be_cut(source, target):
+            step = _PIECE_BYTES // source.element_size()
+            parts = torch.split(source.view(-1), step), torch.split(target.view(-1), step)
+            yield from (([one], [other]) for one, other in zip(*parts, strict=True))
+            continue
+        if size > room and sources:
+            yield sources, targets
+            sources, targets, room = [], [], _PIECE_BYTES
+        sources.append(source)
+        targets.append(target)
+        room -= size
+    yield sources, targets
+
+
+def _can_be_cut(source: Tensor, target: Tensor) -> bool:
+    return source.device.type == "cpu" and source.is_contiguous() and target.is_contiguous()
+
+
+def _place(tensor: Tensor) -> torch.device:
+    """The host for tensors of a CUDA device."""
+    return torch.device("cpu") if tensor.is_cuda and type(tensor) is Tensor else tensor.device
+
+
+def _can_hold_nan(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -1,0 +1,95 @@
+"""The layout of a copy of nested state, remembered, so that the next copy need not find it out again."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["SCALARS", "Plan"]
+
+SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+_TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
+_shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
+
+
+class Plan:
+    """Where the tensors of a state were copied to, in the order in which they are met.
+
+    Tensors that lie at the same addresses with the same shapes, strides and dtypes share memory in the same way as
+    they did when the plan was made. So the copies go to the same targets, whatever containers they are in now.
+
+    Args:
+        sources: every tensor of the state, as often as it is met; all of them with plain memory.
+        targets: the copy of each.
+    """
+
+    def __init__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+        self.targets = list(targets)
+        self._layout = _layout_of(sources)
+        last = {id(target): place for place, target in enumerate(self.targets)}
+        self._once = [last[id(target)] == place for place, target in enumerate(self.targets)]
+
+    def again(self, value: Any, copy_other: Callable[[Any], Any]) -> tuple[Any, list[Tensor]] | None:
+        """`value` with the targets in place of its tensors, and these tensors; None if the plan does not fit.
+
+        Args:
+            value: the state now; it is not changed.
+            copy_other: copies a value that is neither scalar, tensor, dict, list nor tuple and holds no tensor; raises
+                `LookupError` if it does hold one.
+        """
+        walk = _Walk(iter(self.targets), copy_other)
+        try:
+            result = walk.copy(value)
+            fits = len(walk.sources) == len(self.targets) and _layout_of(walk.sources) == self._layout
+        except (LookupError, RuntimeError, StopIteration):  # RuntimeError: sparse tensors have no address
+            return None
+        return (result, walk.sources) if fits else None
+
+    def pairs(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Source and target of every copy to be made; tied tensors once."""
+        return list(itertools.compress(zip(sources, self.targets, strict=True), self._once))
+
+
+def _layout_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
+    facts = (Tensor.data_ptr, _shape, Tensor.stride, _dtype, Tensor.is_conj, Tensor.is_neg)
+    return tuple(list(map(fact, tensors)) for fact in facts)
+
+
+class _Walk:
+    """Containers rebuilt, with the next target in place of each tensor."""
+
+    def __init__(self, targets: Iterator[Tensor], copy_other: Callable[[Any], Any]) -> None:
+        self.sources: list[Tensor] = []
+        self._targets = targets
+        self._copy_other = copy_other
+        self._seen: set[int] = set()
+
+    def copy(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in _TENSORS:
+            self.sources.append(value)
+            return next(self._targets)
+        if kind in SCALARS:
+            return value
+        if id(value) in self._seen:
+            raise LookupError("a container in two places")
+        self._seen.add(id(value))
+        if kind is dict:
+            return {key: self.copy(item) for key, item in value.items()}
+        if kind is list:
+            return [self.copy(item) for item in value]
+        if kind is tuple:
+            return tuple([self.copy(item) for item in value])
+        if kind is OrderedDict:
+            new = copy.copy(value)  # with its attributes, such as the metadata of a state dict
+            for key, item in value.items():
+                new[key] = self.copy(item)
+            return new
+        return self._copy_other(value)

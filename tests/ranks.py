@@ -1,0 +1,67 @@
+"""Two real processes in a gloo group that run the functions of `tests.rank_scenarios` whenever a test asks."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import tempfile
+import traceback
+from multiprocessing.connection import Connection
+from typing import Any
+
+PATIENCE = 240.0  # seconds: for a machine that is busy with something else
+
+
+class Ranks:
+    """Starts the processes; `run` has each of them call one function and returns what both returned."""
+
+    def __init__(self, size: int = 2) -> None:
+        context = multiprocessing.get_context("spawn")
+        folder = tempfile.mkdtemp()
+        pipes = [context.Pipe() for _ in range(size)]
+        self._ours = [ours for ours, _ in pipes]
+        self._processes = [
+            context.Process(target=_serve, args=(rank, size, os.path.join(folder, "init"), theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for process in self._processes:
+            process.start()
+
+    def run(self, scenario: str) -> list[Any]:
+        """What the function called `scenario` returned on each rank, by rank."""
+        for pipe in self._ours:
+            pipe.send(scenario)
+        answers = []
+        for rank, pipe in enumerate(self._ours):
+            assert pipe.poll(PATIENCE), f"rank {rank} does not answer {scenario!r}"
+            answers.append(pipe.recv())
+        failed = [text for ok, text in answers if not ok]
+        assert not failed, "\n".join(failed)
+        return [value for _, value in answers]
+
+    def close(self) -> None:
+        for pipe in self._ours:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(20)
+            if process.is_alive():
+                process.kill()
+
+
+def _serve(rank: int, size: int, path: str, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from tests import rank_scenarios
+
+    torch.set_num_threads(1)
+    patience = datetime.timedelta(seconds=PATIENCE)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size, timeout=patience)
+    while (scenario := pipe.recv()) is not None:
+        try:
+            torch.manual_seed(0)
+            pipe.send((True, getattr(rank_scenarios, scenario)(rank)))
+        except Exception:
+            pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
+    dist.destroy_process_group()

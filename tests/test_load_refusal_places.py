@@ -1,0 +1,65 @@
+"""What `weights_only=True` refuses is named with its place in the saved object, and nothing runs to find it."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import io
+import os
+import pathlib
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import nanscan
+from nanscan.pickling.where import places_of_names
+
+
+class Runs:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def test_a_refused_name_comes_with_its_place(tmp_path: Path) -> None:
+    state = {"w": torch.ones(2), "metrics": {"best": [0.5, np.float64(1)]}, "args": argparse.Namespace(lr=0.1)}
+    torch.save(state, tmp_path / "last.pt")
+    with pytest.raises(nanscan.CheckpointError) as caught:
+        nanscan.load(tmp_path / "last.pt")
+    assert 'state["metrics"]["best"][1]' in str(caught.value) and 'state["args"]' in str(caught.value)
+    assert "argparse.Namespace" in str(caught.value) and "and 0 more" not in str(caught.value)
+
+
+def test_an_opcode_that_the_loader_does_not_know_is_named(tmp_path: Path) -> None:
+    torch.save({"n": 1 << 3000}, tmp_path / "last.pt")
+    with pytest.raises(nanscan.CheckpointError, match="does not know the opcode LONG4"):
+        nanscan.load(tmp_path / "last.pt")
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_places_are_found_in_every_protocol_and_nothing_runs(tmp_path: Path, protocol: int) -> None:
+    state = {
+        "e": [Runs(tmp_path / "it ran")],
+        ("k", 1): collections.OrderedDict(p=pathlib.PurePosixPath("x")),
+        "ns": argparse.Namespace(when=np.datetime64("2026-01-01")),
+        "dd": collections.defaultdict(list, key=[collections.Counter("ab")]),
+    }
+    found = places_of_names(io.BytesIO(pickle.dumps(state, protocol=protocol)), "state")
+    assert found[f"{os.name}.mkdir"] == 'state["e"][0]'
+    assert found["pathlib.PurePosixPath"] == 'state[("k", 1)]["p"]'
+    assert found["argparse.Namespace"] == 'state["ns"]'
+    assert any(path == 'state["ns"].when' for path in found.values())
+    assert found["collections.Counter"] == 'state["dd"]["key"][0]'
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_value_that_holds_itself_ends() -> None:
+    state: dict[str, Any] = {"n": argparse.Namespace()}
+    state["self"], state["n"].back = state, state
+    assert places_of_names(io.BytesIO(pickle.dumps(state)), "state") == {"argparse.Namespace": 'state["n"]'}

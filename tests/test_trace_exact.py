@@ -1,0 +1,191 @@
+"""A trace changes nothing: not a bit of any result, no random number, no hook of the user's, no memory afterwards."""
+
+import gc
+import random
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import nanscan
+from nanscan.origin.backward import GraphWatch
+
+
+class Exp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        y = x.exp()
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx, grad):
+        (y,) = ctx.saved_tensors
+        return grad * y
+
+
+class Conv(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.bn, self.relu = nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(inplace=True)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = F.dropout(self.relu(self.bn(self.conv(x))), 0.3, self.training)
+        x += 1
+        return self.head(F.max_pool2d(x, 2).mean((2, 3)))
+
+
+class Text(nn.Module):
+    def __init__(self, sparse=False, reentrant=None):
+        super().__init__()
+        self.emb = nn.Embedding(20, 8, sparse=sparse)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.rnn = nn.LSTM(8, 8, batch_first=True)
+        self.reentrant = reentrant
+
+    def forward(self, x):
+        x = self.emb((x.flatten(1)[:, :6].abs() * 10).long() % 20)
+        x = self.layer(x) if self.reentrant is None else checkpoint(self.layer, x, use_reentrant=self.reentrant)
+        return self.rnn(x)[0][:, -1, :3]
+
+
+class Odd(nn.Module):
+    """Complex numbers, a custom Function, views written to in place, double backward, half precision, autocast."""
+
+    def __init__(self):
+        super().__init__()
+        self.lin = nn.Linear(16, 16)
+
+    def forward(self, x):
+        x = self.lin(x.flatten(1)[:, :16])
+        z = torch.fft.fft(x).abs()
+        y = Exp.apply(z.clamp(max=2.0))
+        w = y.clone()
+        w[:, ::2].mul_(0.5)
+        (g,) = torch.autograd.grad(w.pow(2).sum(), x, create_graph=True)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            h = self.lin(g * 1e-3)
+        return (h.float() + w.half().float())[:, :3]
+
+
+MODELS = {
+    "convolutions": Conv,
+    "transformer and LSTM": Text,
+    "sparse embedding": lambda: Text(sparse=True),
+    "checkpoint": lambda: Text(reentrant=False),
+    "re-entrant checkpoint": lambda: Text(reentrant=True),
+    "odd things": Odd,
+}
+
+
+def run(make, context):
+    """Two SGD steps; everything that came out of them, and the state of the generators."""
+    torch.manual_seed(3)
+    random.seed(3)
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    images, labels = torch.randn(4, 1, 8, 8), torch.tensor([0, 1, 2, 0])
+    results = []
+    for _ in range(2):
+        with context():
+            optimizer.zero_grad()
+            out = model(images)
+            loss = F.cross_entropy(out, labels)
+            loss.backward()
+            optimizer.step()
+        results += [out.detach(), loss.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+    return [*results, *model.state_dict().values(), torch.get_rng_state(), random.random()]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_results_are_bitwise_the_same_with_and_without_a_trace(name):
+    plain, traced = run(MODELS[name], torch.enable_grad), run(MODELS[name], nanscan.trace)
+    assert len(plain) == len(traced)
+    for a, b in zip(plain, traced, strict=True):
+        if isinstance(a, torch.Tensor):
+            a, b = (t.coalesce().values() if t.is_sparse else t for t in (a, b))
+            assert a.dtype == b.dtype and torch.equal(a, b)
+        else:
+            assert a == b
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_healthy_step_gives_no_origin(name):
+    torch.manual_seed(0)
+    model = MODELS[name]()
+    with nanscan.trace(model) as t:
+        F.cross_entropy(model(torch.randn(4, 1, 8, 8)), torch.tensor([0, 1, 2, 0])).backward()
+    assert t.origins == []
+
+
+def test_gradients_are_stolen_not_copied_as_without_a_trace():
+    weight = nn.Parameter(torch.ones(3))
+    seen = []
+    weight.register_hook(lambda g: seen.append(g.data_ptr()))
+    with nanscan.trace():
+        (weight * torch.ones(3)).sum().backward()
+    plain = nn.Parameter(torch.ones(3))
+    (plain * torch.ones(3)).sum().backward()
+    assert weight.grad.stride() == plain.grad.stride() and torch.equal(weight.grad, plain.grad)
+
+
+def test_no_tensor_module_or_hook_is_kept_afterwards():
+    model = Conv()
+    with nanscan.trace(model) as t:
+        out = model(torch.randn(2, 1, 8, 8))
+        loss = (out - out).sqrt().sum()
+        loss.backward(retain_graph=True)
+    assert t.origin is not None
+    refs = [weakref.ref(x) for x in (model, out, loss)]
+    model.zero_grad()
+    before = t.origins
+    loss.backward()  # the same graph once more: its hooks are gone
+    assert t.origins == before
+    del model, out, loss
+    gc.collect()
+    assert [r() for r in refs] == [None, None, None]
+
+
+def test_its_hooks_are_off_the_graph_and_the_leaves_afterwards(monkeypatch):
+    calls = []
+    for name in ("_after", "_before_leaf"):
+        method = getattr(GraphWatch, name)
+        monkeypatch.setattr(GraphWatch, name, lambda self, *a, _method=method: calls.append(1) or _method(self, *a))
+    weight = nn.Parameter(torch.ones(3))
+    with nanscan.trace():
+        loss = weight.exp().sum()
+        loss.backward(retain_graph=True)
+    assert len(calls) >= 2
+    del calls[:]
+    loss.backward()
+    weight.sin().sum().backward()  # the same leaf
+    assert calls == []
+
+
+def test_hooks_of_the_user_keep_working():
+    packed, unpacked, grads = [], [], []
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(grads.append)
+    with (
+        nanscan.trace() as t,
+        torch.autograd.graph.saved_tensors_hooks(
+            lambda v: packed.append(1) or v.numpy().copy(), lambda v: unpacked.append(1) or torch.from_numpy(v)
+        ),
+    ):
+        (x.detach().requires_grad_() * x).exp().sum().backward()
+    assert t.origins == [] and len(packed) == len(unpacked) > 0 and len(grads) == 1
+
+
+def test_compiled_model_is_traced_as_the_eager_one_and_it_is_said():
+    class Net(nn.Module):
+        def forward(self, x):
+            return (x - x).log()
+
+    compiled = torch.compile(Net(), backend="eager")
+    with pytest.warns(UserWarning, match="eager model"), nanscan.trace(compiled) as t:
+        compiled(torch.ones(2))
+    assert t.origin.op == "aten.log" and t.origin.module == "" and "(x - x).log()" in t.origin.code
