@@ -58,13 +58,6 @@ void count_kinds(const void* data, int64_t count, ExactChunk& out) {
   }
 }
 
-// Only float64 data can be so large or small that squares need scaling; everything else keeps exponent 0.
-int32_t exponent_for(double absmax) {
-  if (absmax == 0.0 || (absmax >= kFloat64Safe[0] && absmax <= kFloat64Safe[1])) return 0;
-  const int e = std::isinf(absmax) ? 1023 : std::ilogb(absmax);  // a complex128's magnitude may pass the largest double
-  return e < -960 ? -960 : e > 1000 ? 1000 : e;
-}
-
 template <DType T>
 ExactChunk exact(const void* data, int64_t count) {
   ExactChunk out;

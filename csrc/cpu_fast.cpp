@@ -2,19 +2,14 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu_fast.inl.h"
-
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-#define NANSCAN_X86_DISPATCH 1
-#include <immintrin.h>
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own _mm512_undefined_ps
-#endif
+#include "cpu_targets.h"
 
 namespace nanscan {
 namespace {
 
 struct Kernels {
   const char* name;
+  int level;
   FastChunk (*float32)(const float*, int64_t);
   FastChunk (*float32_wide)(const float*, int64_t);
   FastChunk (*float64)(const double*, int64_t);
@@ -22,7 +17,7 @@ struct Kernels {
   FastChunk (*float16)(const uint16_t*, int64_t);
 };
 
-// One instance of every loop for vectors of W bytes. `widen` and `half` convert W / 8 floats, W / 4 float16 in memory.
+// One instance of every loop for vectors of W bytes.
 #define NANSCAN_INSTANTIATE(suffix, target, W)                                                                        \
   target FastChunk float32_##suffix(const float* x, int64_t n) { return fast_float32<W>(x, n, widen_##suffix); }      \
   target FastChunk float32_wide_##suffix(const float* x, int64_t n) { return wide_float32<W>(x, n, widen_##suffix); } \
@@ -32,37 +27,16 @@ struct Kernels {
     return fast_float16<W>(x, n, widen_##suffix, half_##suffix);                                                      \
   }
 
-constexpr auto widen_baseline = [](const float* p) { return Vector<double, 16>{load<float>(p), load<float>(p + 1)}; };
-constexpr auto half_baseline = [](const uint16_t* p) {
-  Vector<float, 16> v;
-  for (int i = 0; i < 4; ++i) v[i] = float16_to_float(load<uint16_t>(p + i));
-  return v;
-};
 NANSCAN_INSTANTIATE(baseline, , 16)
-constexpr Kernels kBaseline = {"baseline",       float32_baseline,  float32_wide_baseline,
+constexpr Kernels kBaseline = {"baseline", 0,       float32_baseline,  float32_wide_baseline,
                                float64_baseline, bfloat16_baseline, float16_baseline};
 
 #ifdef NANSCAN_X86_DISPATCH
-#define NANSCAN_V3 __attribute__((target("avx2,fma,f16c")))
-#define NANSCAN_V4 __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
-
-constexpr auto widen_v3 = [](const float* p) NANSCAN_V3 {
-  return reinterpret_cast<Vector<double, 32>>(_mm256_cvtps_pd(_mm_loadu_ps(p)));
-};
-constexpr auto half_v3 = [](const uint16_t* p) NANSCAN_V3 {
-  return reinterpret_cast<Vector<float, 32>>(_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
-};
 NANSCAN_INSTANTIATE(v3, NANSCAN_V3, 32)
-constexpr Kernels kV3 = {"x86-64-v3", float32_v3, float32_wide_v3, float64_v3, bfloat16_v3, float16_v3};
+constexpr Kernels kV3 = {"x86-64-v3", 3, float32_v3, float32_wide_v3, float64_v3, bfloat16_v3, float16_v3};
 
-constexpr auto widen_v4 = [](const float* p) NANSCAN_V4 {  // GCC would convert in halves
-  return reinterpret_cast<Vector<double, 64>>(_mm512_cvtps_pd(_mm256_loadu_ps(p)));
-};
-constexpr auto half_v4 = [](const uint16_t* p) NANSCAN_V4 {
-  return reinterpret_cast<Vector<float, 64>>(_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))));
-};
 NANSCAN_INSTANTIATE(v4, NANSCAN_V4, 64)
-constexpr Kernels kV4 = {"x86-64-v4", float32_v4, float32_wide_v4, float64_v4, bfloat16_v4, float16_v4};
+constexpr Kernels kV4 = {"x86-64-v4", 4, float32_v4, float32_wide_v4, float64_v4, bfloat16_v4, float16_v4};
 #endif
 
 const Kernels* best_kernels(int highest_level) {
@@ -155,6 +129,8 @@ FastChunk read_fast(DType dtype, const void* data, int64_t count) {
 }
 
 const char* instruction_set() { return kernels->name; }
+
+int instruction_level() { return kernels->level; }
 
 void cap_instruction_set(int level) { kernels = best_kernels(level); }
 

@@ -180,6 +180,13 @@ NANSCAN_INLINE FastChunk wide_float32(const float* x, int64_t count, Widen widen
 
 constexpr double kFloat64Safe[2] = {0x1p-450, 0x1p480};  // largest magnitudes whose squares neither overflow nor vanish
 
+// Only float64 data can be so large or small that squares need scaling; everything else keeps exponent 0.
+inline int32_t exponent_for(double absmax) {
+  if (absmax == 0.0 || (absmax >= kFloat64Safe[0] && absmax <= kFloat64Safe[1])) return 0;
+  const int e = std::isinf(absmax) ? 1023 : std::ilogb(absmax);  // a complex128's magnitude may pass the largest double
+  return e < -960 ? -960 : e > 1000 ? 1000 : e;
+}
+
 template <int W>
 NANSCAN_INLINE FastChunk fast_float64(const double* x, int64_t count) {
   constexpr int kLanes = 32, kWide = W / 8, kSums = kLanes / kWide;

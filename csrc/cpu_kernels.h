@@ -36,6 +36,7 @@ void scale_flat(DType dtype, void* data, int64_t count, double factor, double li
 
 // The instruction set chosen at run time: "x86-64-v4", "x86-64-v3" or "baseline".
 const char* instruction_set();
+int instruction_level();  // 4, 3 or 0
 
 // For tests: use nothing above x86-64-v`level` (0: the baseline). Every choice must give the same bits.
 void cap_instruction_set(int level);

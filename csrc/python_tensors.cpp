@@ -348,6 +348,12 @@ void* current_stream(const dlpack::Device& device) {
   return stream;
 }
 
+bool host_tensor(py::handle tensor, dlpack::Tensor* view, DType* dtype, int64_t* count) {
+  if (!read_view(tensor.ptr(), view) || !is_host(view->device.device_type)) return false;
+  *count = count_elements(view->ndim, view->shape);
+  return readable(*view, dtype, *count);
+}
+
 void* data_pointer(py::handle tensor) {
   dlpack::Tensor view;
   if (!read_view(tensor.ptr(), &view)) throw std::invalid_argument("not a tensor that the DLPack table serves");

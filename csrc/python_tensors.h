@@ -99,6 +99,9 @@ class Gathered {
 // The current stream of a device as the framework sees it (dlpack current_work_stream).
 void* current_stream(const dlpack::Device& device);
 
+// The memory of one tensor; false: not on the host, of a dtype unknown here, or not served by a table.
+bool host_tensor(pybind11::handle tensor, dlpack::Tensor* view, DType* dtype, int64_t* count);
+
 // Pointer to the memory of a tensor object that a registered table serves.
 void* data_pointer(pybind11::handle tensor);
 

@@ -23,6 +23,7 @@ __all__ = [
     "active_engine",
     "clear_grads_if",
     "launch_grads",
+    "measure_ranges",
     "scale_grads_",
     "scan",
     "scan_grads",
@@ -30,6 +31,7 @@ __all__ = [
 ]
 
 ParamGroups = Sequence[dict[str, Any]]
+RangeNumbers = tuple[int, float, float, float, int, int, int, int, int]
 
 
 class Engine(Protocol):
@@ -51,6 +53,7 @@ class Engine(Protocol):
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> DeferredScan: ...
+    def measure_ranges(self, tensor: Tensor) -> RangeNumbers | None: ...
 
 
 _active: Engine | None = None
@@ -142,3 +145,13 @@ def launch_grads(
     return active_engine().launch_grads(
         param_groups, clip_norm=clip_norm, extra=extra, grad_scale=grad_scale, found_inf=found_inf
     )
+
+
+def measure_ranges(tensor: Tensor) -> RangeNumbers | None:
+    """What one read says of a strided CPU tensor; None: the active engine doesn't serve it.
+
+    Returns:
+        Number of elements; smallest, largest and 2-norm of the finite ones (smallest > largest: there is none); how
+        many are 0, how many others are below 2^-14 in magnitude, NaN, Inf, +Inf.
+    """
+    return active_engine().measure_ranges(tensor)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from nanscan.engine import apply, deferred, eager, reference
 
 
@@ -15,6 +17,9 @@ class EagerEngine:
     zero_nonfinite_grads_ = staticmethod(apply.zero_nonfinite_grads_)
     clear_grads_if = staticmethod(apply.clear_grads_if)
     launch_grads = staticmethod(deferred.launch_grads)
+
+    def measure_ranges(self, tensor: Tensor) -> None:
+        """Serves none."""
 
 
 class ReferenceEngine(EagerEngine):

@@ -1,6 +1,6 @@
-"""The range of one tensor in CPU memory: the engine's scan, and NumPy for what the engine doesn't say.
+"""The range of one tensor in CPU memory: one read by the engine, or its scan and NumPy where it doesn't serve that.
 
-A tensor is measured while it still lies in the cache. NumPy works on the memory as it is: no dispatch mode, autocast or
+A tensor is measured while it still lies in the cache. Both work on the memory as it is: no dispatch mode, autocast or
 autograd comes between. Small tensors are many, so that each call here counts.
 """
 
@@ -33,11 +33,18 @@ def measure(values: Tensor, sample: int | None) -> Stats:
 
     Args:
         values: of any floating-point or complex dtype.
-        sample: zeros and underflows are counted over about as many elements, evenly spread; None: over all.
+        sample: NumPy counts zeros and underflows over about as many elements, evenly spread; None: over all.
 
     Raises:
         BadInput: the elements can't be read.
     """
+    if values.is_neg():
+        values = values.resolve_neg()
+    found = engine.measure_ranges(values)
+    return _measure_in_parts(values, sample) if found is None else Stats(*found, *limit_of(values.dtype))
+
+
+def _measure_in_parts(values: Tensor, sample: int | None) -> Stats:
     row = engine.scan([values]).rows()[0]
     dtype, limit = limit_of(values.dtype)
     values = values.detach()
