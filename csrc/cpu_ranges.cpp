@@ -69,9 +69,14 @@ Ranges read_with(const Kernels& k, DType dtype, const void* data, int64_t count,
 
 double largest_magnitude(const Ranges& r) { return std::max({-r.low, r.high, 0.0}); }
 
-// Whether the sum of squares is right: it holds any NaN and Inf, and those of doubles may overflow or vanish.
+// Whether the plain form's sum of squares is right: NaN and Inf are in it, and squares may overflow or vanish.
 bool is_safe(DType dtype, const Ranges& r) {
-  return std::isfinite(r.sum.sumsq) && (dtype != DType::Float64 || exponent_for(largest_magnitude(r)) == 0);
+  const double top = largest_magnitude(r);
+  if (!std::isfinite(r.sum.sumsq)) return false;
+  if (top == 0.0 || dtype == DType::Float16) return true;
+  if (dtype == DType::Float64) return exponent_for(top) == 0;
+  static_assert(kFloat32Safe[0] == kBFloat16Safe[0] && kFloat32Safe[1] == kBFloat16Safe[1]);
+  return top >= kFloat32Safe[0] && top <= kFloat32Safe[1];
 }
 
 }  // namespace

@@ -1,8 +1,8 @@
 // The vector loops behind the ranges, written once for vectors of W bytes as those of cpu_fast.inl.h are, and with the
 // same promise: lanes are fixed by the element's index, so that every instruction set gives the same bits.
 //
-// Each loop has two forms. The plain one takes all elements to be finite; what it says is of no use where one is not.
-// The careful one counts the others and leaves them out.
+// Each loop has two forms. The plain one takes all elements to be finite and of ordinary magnitude; what it says is of no
+// use where one is not. The careful one counts NaN and Inf, leaves them out, and adds every square in double.
 #pragma once
 
 #include <algorithm>
@@ -43,15 +43,20 @@ NANSCAN_INLINE int64_t for_each_padded_block(const T* x, int64_t count, Step ste
   return Block - (count - i);
 }
 
+template <typename V, typename T>
+NANSCAN_INLINE V all_lanes(T value) {
+  return V{} + value;
+}
+
 // How many elements are of each kind. A lane of 16 bits sees no more than 4,096 elements of a chunk.
 template <int W, typename Int, bool Careful>
 struct Counts {
   using Bits = Vector<Int, W>;
-  Bits zeros = {}, small = {}, nans = {}, infs = {}, positive = {};
+  Bits nonzeros = {}, small = {}, nans = {}, infs = {}, positive = {};
 
   NANSCAN_INLINE void add(Bits bits, Format<Int> format) {
     const Bits magnitude = bits & std::numeric_limits<Int>::max();
-    zeros -= reinterpret_cast<Bits>(magnitude == 0);
+    nonzeros += magnitude < 1 ? magnitude : all_lanes<Bits>(Int{1});
     small -= reinterpret_cast<Bits>(magnitude < format.tiny);
     if constexpr (Careful) {
       nans -= reinterpret_cast<Bits>(magnitude > format.infinity);
@@ -68,8 +73,8 @@ struct Counts {
     return sum;
   }
 
-  NANSCAN_INLINE void give(int64_t padding, Ranges& out) const {
-    out.zeros = total(zeros) - padding;
+  NANSCAN_INLINE void give(int64_t count, int64_t padding, Ranges& out) const {
+    out.zeros = count - total(nonzeros);
     out.tiny = total(small) - padding - out.zeros;
     if constexpr (Careful) {
       out.nan_count = total(nans);
@@ -78,11 +83,6 @@ struct Counts {
     }
   }
 };
-
-template <typename V, typename T>
-NANSCAN_INLINE V all_lanes(T value) {
-  return V{} + value;
-}
 
 // The smallest and the largest element, in two vectors each: a comparison waits for the one before.
 template <int W, typename Float, typename Int, bool Careful>
@@ -133,34 +133,50 @@ NANSCAN_INLINE double total_of(Vector<double, W> (&sums)[kRangeSums * 8 / W]) {
   return fold<W / 8>(lanes);
 }
 
-// float32 and what converts to it: convert(p, k) is the k-th vector of a block. A product of two floats is exact in
-// double.
-template <int W, int Block, bool Careful, typename T, typename Int, typename Widen, typename Convert>
+// float32 and what converts to it, in blocks of kBlock elements: convert(p, k) is the k-th vector of one. Lanes of float32
+// see at most 16 roundings of 2^-24 before they are emptied into double, as in cpu_fast.inl.h.
+template <int W, bool Careful, typename T, typename Int, typename Widen, typename Convert>
 NANSCAN_INLINE Ranges ranges_of_floats(const T* x, int64_t count, Format<Int> format, Widen widen, Convert convert) {
+  constexpr int kBlock = 128 / sizeof(T), kBlocks = sizeof(T) == 4 ? 8 : 16;
   constexpr int kFloats = W / 4, kDoubles = W / 8, kWords = W / sizeof(T), kSums = kRangeSums / kDoubles;
-  constexpr bool kAsItIs = sizeof(T) == sizeof(float) && !Careful;
   using F32 = Vector<float, W>;
+  using Edges = Extremes<W, float, int32_t, Careful>;
   Vector<double, W> sums[kSums] = {};
   Counts<W, Int, Careful> counts;
-  Extremes<W, float, int32_t, Careful> extremes;
-  const int64_t padding =
-      for_each_padded_block<T, Block>(x, count, [&](const T* p, const T* q) __attribute__((always_inline)) {
-        for (int k = 0; k < Block / kWords; ++k) counts.add(load<Vector<Int, W>>(p + k * kWords), format);
-        float flat[Block];
-        for (int k = 0; k < Block / kFloats; ++k) {
-          F32 v = convert(p, k);
-          extremes.add(k, p == q ? v : convert(q, k), kFloat32Bits.infinity);
-          if constexpr (Careful) v = extremes.finite_or_zero(v, kFloat32Bits.infinity);
-          if constexpr (!kAsItIs) std::memcpy(flat + k * kFloats, &v, W);
-        }
-        for (int k = 0; k < Block / kDoubles; ++k) {
-          const Vector<double, W> v = widen((kAsItIs ? reinterpret_cast<const float*>(p) : flat) + k * kDoubles);
-          sums[k % kSums] += v * v;
-        }
-      });
+  Edges extremes;
+  int64_t padding = 0;
+  const auto empty = [&](const F32* part) __attribute__((always_inline)) {
+    float flat[kBlock];
+    std::memcpy(flat, part, sizeof(flat));
+    for (int k = 0; k < kBlock / kDoubles; ++k) {
+      const Vector<double, W> v = widen(flat + k * kDoubles);
+      sums[k % kSums] += Careful ? v * v : v;
+    }
+  };
+  for (int64_t begin = 0; begin < count; begin += kBlock * kBlocks) {
+    const int64_t here = std::min<int64_t>(count - begin, kBlock * kBlocks);
+    F32 part[kBlock / kFloats] = {};
+    padding += for_each_padded_block<T, kBlock>(
+        x + begin, here, [&](const T* p, const T* q) __attribute__((always_inline)) {
+          for (int k = 0; k < kBlock / kWords; ++k) counts.add(load<Vector<Int, W>>(p + k * kWords), format);
+          for (int k = 0; k < kBlock / kFloats; ++k) {
+            const F32 v = convert(p, k);
+            extremes.add(k, p == q ? v : convert(q, k), kFloat32Bits.infinity);
+            if constexpr (Careful) {
+              part[k] = Edges::finite_or_zero(v, kFloat32Bits.infinity);
+            } else {
+              F32 square = v * v;
+              if constexpr (sizeof(T) == 4) NANSCAN_NO_FUSE(square);  // those of 16-bit numbers are exact
+              part[k] += square;
+            }
+          }
+          if constexpr (Careful) empty(part);
+        });
+    if constexpr (!Careful) empty(part);
+  }
   Ranges out;
   extremes.give(out);
-  counts.give(padding, out);
+  counts.give(count, padding, out);
   out.sum.sumsq = total_of<W>(sums);
   return out;
 }
@@ -170,7 +186,7 @@ NANSCAN_INLINE Ranges ranges_float32(const float* x, int64_t count, Widen widen)
   const auto as_it_is = [](const float* p, int k) __attribute__((always_inline)) {
     return load<Vector<float, W>>(p + k * (W / 4));
   };
-  return ranges_of_floats<W, 32, Careful>(x, count, kFloat32Bits, widen, as_it_is);
+  return ranges_of_floats<W, Careful>(x, count, kFloat32Bits, widen, as_it_is);
 }
 
 template <int W, bool Careful, typename Widen>
@@ -180,13 +196,13 @@ NANSCAN_INLINE Ranges ranges_bfloat16(const uint16_t* x, int64_t count, Widen wi
     const auto pair = load<Vector<uint32_t, W>>(p + k % kHalf * (W / 2));
     return reinterpret_cast<Vector<float, W>>(k < kHalf ? pair << 16 : pair & 0xffff0000u);
   };
-  return ranges_of_floats<W, 64, Careful>(x, count, kBFloat16Bits, widen, convert);
+  return ranges_of_floats<W, Careful>(x, count, kBFloat16Bits, widen, convert);
 }
 
 template <int W, bool Careful, typename Widen, typename Half>
 NANSCAN_INLINE Ranges ranges_float16(const uint16_t* x, int64_t count, Widen widen, Half half) {
   const auto convert = [&](const uint16_t* p, int k) __attribute__((always_inline)) { return half(p + k * (W / 4)); };
-  return ranges_of_floats<W, 64, Careful>(x, count, kFloat16Bits, widen, convert);
+  return ranges_of_floats<W, Careful>(x, count, kFloat16Bits, widen, convert);
 }
 
 // Squares round, so nothing is fused; those of very large or small numbers need a `scale`, a power of two.
@@ -211,7 +227,7 @@ NANSCAN_INLINE Ranges ranges_float64(const double* x, int64_t count, double scal
       });
   Ranges out;
   extremes.give(out);
-  counts.give(padding, out);
+  counts.give(count, padding, out);
   out.sum.sumsq = total_of<W>(sums);
   return out;
 }

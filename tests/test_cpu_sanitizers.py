@@ -1,4 +1,4 @@
-"""The CPU scan under the address, undefined-behaviour and thread sanitizers: what it reads, and that no bit changes."""
+"""The CPU scan and the ranges under the address, undefined-behaviour and thread sanitizers: what it reads, and that no bit changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ["cpu_fast", "cpu_exact", "cpu_scale", "layout", "parallel", "scan_cpu"]
+SOURCES = ["cpu_fast", "cpu_exact", "cpu_ranges", "measure_ranges", "cpu_scale", "layout", "parallel", "scan_cpu"]
 
 
 def build(sanitizers: str, folder: Path, *extra: str) -> Path:

@@ -6,7 +6,7 @@ No other package of nanscan knows which engine runs.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -32,6 +32,7 @@ __all__ = [
 
 ParamGroups = Sequence[dict[str, Any]]
 RangeNumbers = tuple[int, float, float, float, int, int, int, int, int]
+MeasureRanges = Callable[[Tensor], RangeNumbers | None]
 
 
 class Engine(Protocol):
@@ -39,6 +40,8 @@ class Engine(Protocol):
 
     name: str
 
+    @property
+    def measure_ranges(self) -> MeasureRanges: ...  # a plain function: it is called for every tensor that a model makes
     def scan(self, tensors: Sequence[Tensor | None], extra: Sequence[Tensor] = ()) -> EngineScan: ...
     def scan_grads(self, param_groups: ParamGroups, extra: Sequence[Tensor] = ()) -> EngineScan: ...
     def scale_grads_(self, param_groups: ParamGroups, factor: float, clip_value: float | None = None) -> None: ...
@@ -53,7 +56,6 @@ class Engine(Protocol):
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
     ) -> DeferredScan: ...
-    def measure_ranges(self, tensor: Tensor) -> RangeNumbers | None: ...
 
 
 _active: Engine | None = None
@@ -149,6 +151,9 @@ def launch_grads(
 
 def measure_ranges(tensor: Tensor) -> RangeNumbers | None:
     """What one read says of a strided CPU tensor; None: the active engine doesn't serve it.
+
+    Args:
+        tensor: without a negative bit (`Tensor.is_neg`).
 
     Returns:
         Number of elements; smallest, largest and 2-norm of the finite ones (smallest > largest: there is none); how

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanscan.engine import RangeNumbers, apply, eager
+from nanscan.engine import MeasureRanges, apply, eager
 from nanscan.engine.native_cuda import CudaHooks, NativeDeferredScan
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.engine.tensors import resolve_at
@@ -31,7 +31,7 @@ class NativeEngine:
         module.set_row_type(Row)
         for kind in (Tensor, torch.nn.Parameter):
             module.register_tensor_type(kind, torch.strided)
-        self._measure_ranges: Callable[[Tensor], RangeNumbers | None] = module.measure_ranges
+        self.measure_ranges: MeasureRanges = module.measure_ranges
 
     def read_list(self, param_groups: Sequence[dict[str, Any]]) -> int:
         """Read the list of gradients and nothing else, for benchmarks; returns how many different ones there are."""
@@ -53,10 +53,6 @@ class NativeEngine:
         except self._c.Unserved:
             return eager.scan_grads(param_groups, extra)
         return answer
-
-    def measure_ranges(self, tensor: Tensor) -> RangeNumbers | None:
-        """See `nanscan.engine.measure_ranges`."""
-        return None if tensor.is_neg() else self._measure_ranges(tensor)
 
     def scale_grads_(
         self, param_groups: Sequence[dict[str, Any]], factor: float, clip_value: float | None = None

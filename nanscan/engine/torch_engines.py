@@ -7,6 +7,10 @@ from torch import Tensor
 from nanscan.engine import apply, deferred, eager, reference
 
 
+def _serves_none(tensor: Tensor) -> None:
+    return None
+
+
 class EagerEngine:
     """Plain PyTorch operators: any device, no compiler."""
 
@@ -17,9 +21,7 @@ class EagerEngine:
     zero_nonfinite_grads_ = staticmethod(apply.zero_nonfinite_grads_)
     clear_grads_if = staticmethod(apply.clear_grads_if)
     launch_grads = staticmethod(deferred.launch_grads)
-
-    def measure_ranges(self, tensor: Tensor) -> None:
-        """Serves none."""
+    measure_ranges = staticmethod(_serves_none)
 
 
 class ReferenceEngine(EagerEngine):

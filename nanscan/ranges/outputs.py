@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,14 +19,16 @@ DEPTH = 8
 _SIMPLE = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 
 
-def tensors_in(output: Any, depth: int = DEPTH) -> Iterator[Tensor]:
+def tensors_in(output: Any, depth: int = DEPTH) -> Iterable[Tensor]:
     """Every floating-point or complex tensor in nested tuples, lists, dicts and dataclasses."""
     if isinstance(output, Tensor):
-        if output.is_floating_point() or output.is_complex():
-            yield output
-    elif depth and output is not None:
-        for part in _parts(output):
-            yield from tensors_in(part, depth - 1)
+        return (output,) if output.is_floating_point() or output.is_complex() else ()
+    return _tensors_in_parts(output, depth) if depth and output is not None else ()
+
+
+def _tensors_in_parts(output: Any, depth: int) -> Iterator[Tensor]:
+    for part in _parts(output):
+        yield from tensors_in(part, depth - 1)
 
 
 def _parts(output: Any) -> Iterator[Any]:
@@ -41,7 +43,7 @@ def _parts(output: Any) -> Iterator[Any]:
 
 def elements_of(tensor: Tensor) -> Tensor | None:
     """The plain tensor that holds the elements; None if there is none, or none that can be read."""
-    if type(tensor) is Tensor and tensor.layout is torch.strided and tensor.device.type == "cpu":
+    if type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided:
         if tensor.numel() == 0 or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return None
         return tensor if tensor.dtype in _SIMPLE else _resolved(tensor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -120,9 +119,12 @@ class Recorder:
             self._measure(record, name, "gradient", values)
 
     def _measure(self, record: StepRecord, name: str, kind: str, values: Tensor) -> None:
-        if values.device.type == "cpu":
-            with contextlib.suppress(BadInput):  # memory that was freed or resized
-                record.add((name, kind), on_cpu.measure(values, self._sample))
+        if values.is_cpu:
+            try:
+                found = on_cpu.measure(values, self._sample)
+            except BadInput:  # memory that was freed or resized
+                return
+            record.add((name, kind), found)
         elif values.device.type != "cuda" or not torch.cuda.is_current_stream_capturing():
             record.add((name, kind), on_device.launch(values))
 

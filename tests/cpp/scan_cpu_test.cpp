@@ -1,4 +1,4 @@
-// The CPU scan against a long double reference, on buffers that end where the tensor ends (built with sanitizers by the
+// The CPU scan and the ranges against a long double reference, on buffers that end where the tensor ends (built with sanitizers by the
 // test suite: a read outside is reported) and at addresses that are not aligned. Prints a digest of every result's
 // bits, once for each instruction set; the digests must agree.
 #include "../../csrc/scan_cpu.h"
@@ -14,6 +14,7 @@
 
 #include "../../csrc/cpu_fast.inl.h"
 #include "../../csrc/cpu_kernels.h"
+#include "../../csrc/cpu_ranges.h"
 #include "../../csrc/scaled_sum.h"
 
 using namespace nanscan;
@@ -111,6 +112,32 @@ Expected reference(DType t, const char* data, int64_t count) {
   add_to_digest(got.rows[0].absmax);
 }
 
+[[maybe_unused]] void check_ranges(DType t, const char* data, int64_t count, int offset) {
+  const Expected want = reference(t, data, count);
+  double low = INFINITY, high = -INFINITY;
+  int64_t zeros = 0, tiny = 0, positive = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double v = read(t, data + i * element_bytes(t));
+    zeros += v == 0;
+    tiny += v != 0 && std::fabs(v) < 0x1p-14;
+    positive += std::isinf(v) && v > 0;
+    if (!std::isfinite(v)) continue;
+    low = std::fmin(low, v);
+    high = std::fmax(high, v);
+  }
+  const Ranges got = measure_ranges(t, data, count, nullptr);
+  const double norm = norm_of(got.sum);
+  const long double true_norm = std::sqrt(want.sumsq);
+  const bool beyond = true_norm > std::numeric_limits<double>::max();
+  const bool near = std::fabs(norm - true_norm) <= 1e-6L * true_norm + 3e-324L;
+  expect(beyond ? std::isinf(norm) : near, "norm of the ranges", t, count, offset);
+  expect(got.low == low && got.high == high, "extremes", t, count, offset);
+  expect(got.zeros == zeros && got.tiny == tiny, "small ones", t, count, offset);
+  expect(got.nan_count == want.nan && got.inf_count == want.inf && got.positive_infs == positive, "kinds", t, count,
+         offset);
+  for (double v : {norm, got.low, got.high}) add_to_digest(v);
+}
+
 // Bit patterns of every kind: uniform bits give all magnitudes, NaN and Inf; narrow ones give ordinary numbers.
 void fill(DType t, char* data, int64_t count, int kind, std::mt19937_64& random) {
   for (int64_t i = 0; i < count * element_bytes(t); ++i) data[i] = static_cast<char>(random());
@@ -149,6 +176,7 @@ void check_all(uint64_t seed) {
           scan_only(t, memory.get() + offset, count + 1);
 #else
           check(t, memory.get() + offset, count, offset);
+          if (can_measure_ranges(t)) check_ranges(t, memory.get() + offset, count, offset);
 #endif
         }
       }
@@ -184,6 +212,23 @@ void check_threads() {
   expect(total.sumsq == all.totals.sum.sumsq, "total", DType::Float32, 0, 0);
 }
 
+// One tensor of more than a megabyte, read by several threads: each of its parts has what it has alone.
+void check_threads_on_one() {
+  std::mt19937_64 random(8);
+  constexpr int64_t kPart = kChunkBytes / 4, kParts = 40;
+  std::vector<char> memory(kPart * kParts * 4);
+  fill(DType::Float32, memory.data(), kPart * kParts, 1, random);
+  const Ranges all = measure_ranges(DType::Float32, memory.data(), kPart * kParts, nullptr);
+  ScaledSum total;
+  int64_t tiny = 0;
+  for (int64_t i = 0; i < kParts; ++i) {
+    const Ranges part = measure_ranges(DType::Float32, memory.data() + i * kChunkBytes, kPart, nullptr);
+    add_scaled(total, part.sum);
+    tiny += part.tiny;
+  }
+  expect(total.sumsq == all.sum.sumsq && tiny == all.tiny, "ranges by threads", DType::Float32, kPart * kParts, 0);
+}
+
 }  // namespace
 
 int main() {
@@ -194,6 +239,7 @@ int main() {
     check_all(1);
 #endif
     check_threads();
+    check_threads_on_one();
     std::printf("%s %016llx\n", instruction_set(), static_cast<unsigned long long>(digest));
   }
   std::printf(failures == 0 ? "all well\n" : "%d failures\n", failures);
