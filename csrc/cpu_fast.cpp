@@ -28,8 +28,8 @@ struct Kernels {
   }
 
 NANSCAN_INSTANTIATE(baseline, , 16)
-constexpr Kernels kBaseline = {"baseline", 0,       float32_baseline,  float32_wide_baseline,
-                               float64_baseline, bfloat16_baseline, float16_baseline};
+constexpr Kernels kBaseline = {
+    "baseline", 0, float32_baseline, float32_wide_baseline, float64_baseline, bfloat16_baseline, float16_baseline};
 
 #ifdef NANSCAN_X86_DISPATCH
 NANSCAN_INSTANTIATE(v3, NANSCAN_V3, 32)

@@ -1,10 +1,9 @@
 // The range of a chunk: one instance of the vector loops for each instruction set, chosen at run time.
-#include "cpu_ranges.inl.h"
-
 #include <algorithm>
 #include <cmath>
 
 #include "cpu_kernels.h"
+#include "cpu_ranges.inl.h"
 #include "cpu_targets.h"
 
 namespace nanscan {
@@ -18,17 +17,17 @@ struct Kernels {
 };
 
 // One instance of every loop for vectors of W bytes.
-#define NANSCAN_INSTANTIATE(name, suffix, target, W, careful)                                                         \
+#define NANSCAN_INSTANTIATE(name, suffix, target, W, careful)                                                          \
   target Ranges float32_##name(const float* x, int64_t n) { return ranges_float32<W, careful>(x, n, widen_##suffix); } \
-  target Ranges bfloat16_##name(const uint16_t* x, int64_t n) {                                                       \
-    return ranges_bfloat16<W, careful>(x, n, widen_##suffix);                                                         \
-  }                                                                                                                   \
-  target Ranges float16_##name(const uint16_t* x, int64_t n) {                                                        \
-    return ranges_float16<W, careful>(x, n, widen_##suffix, half_##suffix);                                           \
-  }                                                                                                                   \
-  target Ranges float64_##name(const double* x, int64_t n, double scale) {                                            \
-    return ranges_float64<W, careful>(x, n, scale);                                                                   \
-  }                                                                                                                   \
+  target Ranges bfloat16_##name(const uint16_t* x, int64_t n) {                                                        \
+    return ranges_bfloat16<W, careful>(x, n, widen_##suffix);                                                          \
+  }                                                                                                                    \
+  target Ranges float16_##name(const uint16_t* x, int64_t n) {                                                         \
+    return ranges_float16<W, careful>(x, n, widen_##suffix, half_##suffix);                                            \
+  }                                                                                                                    \
+  target Ranges float64_##name(const double* x, int64_t n, double scale) {                                             \
+    return ranges_float64<W, careful>(x, n, scale);                                                                    \
+  }                                                                                                                    \
   constexpr Kernels kernels_##name = {float32_##name, bfloat16_##name, float16_##name, float64_##name};
 
 NANSCAN_INSTANTIATE(plain_baseline, baseline, , 16, false)

@@ -11,10 +11,10 @@ namespace nanscan {
 
 // What is said of a tensor; a chunk of one has a sum instead of a norm.
 struct Ranges {
-  ScaledSum sum;  // of squares, over the finite elements
+  ScaledSum sum;                                                      // of squares, over the finite elements
   double low = std::numeric_limits<double>::infinity(), high = -low;  // over the finite ones; low > high: there is none
-  int64_t zeros = 0;  // of both signs
-  int64_t tiny = 0;   // not 0, and below 2^-14, the smallest normal float16
+  int64_t zeros = 0;                                                  // of both signs
+  int64_t tiny = 0;  // not 0, and below 2^-14, the smallest normal float16
   int64_t nan_count = 0;
   int64_t inf_count = 0;
   int64_t positive_infs = 0;

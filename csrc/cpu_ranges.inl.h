@@ -1,8 +1,8 @@
 // The vector loops behind the ranges, written once for vectors of W bytes as those of cpu_fast.inl.h are, and with the
 // same promise: lanes are fixed by the element's index, so that every instruction set gives the same bits.
 //
-// Each loop has two forms. The plain one takes all elements to be finite and of ordinary magnitude; what it says is of no
-// use where one is not. The careful one counts NaN and Inf, leaves them out, and adds every square in double.
+// Each loop has two forms. The plain one takes all elements to be finite and of ordinary magnitude; what it says is of
+// no use where one is not. The careful one counts NaN and Inf, leaves them out, and adds every square in double.
 #pragma once
 
 #include <algorithm>
@@ -52,17 +52,24 @@ NANSCAN_INLINE V all_lanes(T value) {
 template <int W, typename Int, bool Careful>
 struct Counts {
   using Bits = Vector<Int, W>;
-  Bits nonzeros = {}, small = {}, nans = {}, infs = {}, positive = {};
+  Bits zeros = {}, small = {}, nans = {}, infs = {}, positive = {};
 
   NANSCAN_INLINE void add(Bits bits, Format<Int> format) {
     const Bits magnitude = bits & std::numeric_limits<Int>::max();
-    nonzeros += magnitude < 1 ? magnitude : all_lanes<Bits>(Int{1});
-    small -= reinterpret_cast<Bits>(magnitude < format.tiny);
+    zeros = add_where(zeros, magnitude == 0);
+    small = add_where(small, magnitude < format.tiny);
     if constexpr (Careful) {
-      nans -= reinterpret_cast<Bits>(magnitude > format.infinity);
-      infs -= reinterpret_cast<Bits>(magnitude == format.infinity);
-      positive -= reinterpret_cast<Bits>(bits == format.infinity);
+      nans = add_where(nans, magnitude > format.infinity);
+      infs = add_where(infs, magnitude == format.infinity);
+      positive = add_where(positive, bits == format.infinity);
     }
+  }
+
+  // One more in the lanes where `mask` holds. Where masks are registers of their own, an addition can take one.
+  template <typename Mask>
+  static NANSCAN_INLINE Bits add_where(Bits count, Mask mask) {
+    if constexpr (W == 64) return mask ? count + all_lanes<Bits>(Int{1}) : count;
+    return count - reinterpret_cast<Bits>(mask);
   }
 
   static NANSCAN_INLINE int64_t total(const Bits& count) {
@@ -73,8 +80,8 @@ struct Counts {
     return sum;
   }
 
-  NANSCAN_INLINE void give(int64_t count, int64_t padding, Ranges& out) const {
-    out.zeros = count - total(nonzeros);
+  NANSCAN_INLINE void give(int64_t padding, Ranges& out) const {
+    out.zeros = total(zeros) - padding;
     out.tiny = total(small) - padding - out.zeros;
     if constexpr (Careful) {
       out.nan_count = total(nans);
@@ -133,11 +140,11 @@ NANSCAN_INLINE double total_of(Vector<double, W> (&sums)[kRangeSums * 8 / W]) {
   return fold<W / 8>(lanes);
 }
 
-// float32 and what converts to it, in blocks of kBlock elements: convert(p, k) is the k-th vector of one. Lanes of float32
-// see at most 16 roundings of 2^-24 before they are emptied into double, as in cpu_fast.inl.h.
+// float32 and what converts to it, in blocks of kBlock elements: convert(p, k) is the k-th vector of one. Lanes of
+// float32 see at most 16 roundings of 2^-24 before they are emptied into double, as in cpu_fast.inl.h.
 template <int W, bool Careful, typename T, typename Int, typename Widen, typename Convert>
 NANSCAN_INLINE Ranges ranges_of_floats(const T* x, int64_t count, Format<Int> format, Widen widen, Convert convert) {
-  constexpr int kBlock = 128 / sizeof(T), kBlocks = sizeof(T) == 4 ? 8 : 16;
+  constexpr int kBlock = 128 / sizeof(T), kBlocks = 16;
   constexpr int kFloats = W / 4, kDoubles = W / 8, kWords = W / sizeof(T), kSums = kRangeSums / kDoubles;
   using F32 = Vector<float, W>;
   using Edges = Extremes<W, float, int32_t, Careful>;
@@ -156,8 +163,8 @@ NANSCAN_INLINE Ranges ranges_of_floats(const T* x, int64_t count, Format<Int> fo
   for (int64_t begin = 0; begin < count; begin += kBlock * kBlocks) {
     const int64_t here = std::min<int64_t>(count - begin, kBlock * kBlocks);
     F32 part[kBlock / kFloats] = {};
-    padding += for_each_padded_block<T, kBlock>(
-        x + begin, here, [&](const T* p, const T* q) __attribute__((always_inline)) {
+    padding +=
+        for_each_padded_block<T, kBlock>(x + begin, here, [&](const T* p, const T* q) __attribute__((always_inline)) {
           for (int k = 0; k < kBlock / kWords; ++k) counts.add(load<Vector<Int, W>>(p + k * kWords), format);
           for (int k = 0; k < kBlock / kFloats; ++k) {
             const F32 v = convert(p, k);
@@ -176,26 +183,26 @@ NANSCAN_INLINE Ranges ranges_of_floats(const T* x, int64_t count, Format<Int> fo
   }
   Ranges out;
   extremes.give(out);
-  counts.give(count, padding, out);
+  counts.give(padding, out);
   out.sum.sumsq = total_of<W>(sums);
   return out;
 }
 
 template <int W, bool Careful, typename Widen>
 NANSCAN_INLINE Ranges ranges_float32(const float* x, int64_t count, Widen widen) {
-  const auto as_it_is = [](const float* p, int k) __attribute__((always_inline)) {
-    return load<Vector<float, W>>(p + k * (W / 4));
-  };
+  const auto as_it_is = [](const float* p, int k)
+                            __attribute__((always_inline)) { return load<Vector<float, W>>(p + k * (W / 4)); };
   return ranges_of_floats<W, Careful>(x, count, kFloat32Bits, widen, as_it_is);
 }
 
 template <int W, bool Careful, typename Widen>
 NANSCAN_INLINE Ranges ranges_bfloat16(const uint16_t* x, int64_t count, Widen widen) {
-  const auto convert = [](const uint16_t* p, int k) __attribute__((always_inline)) {  // the even ones, then the odd ones
-    constexpr int kHalf = 64 * 2 / W;
-    const auto pair = load<Vector<uint32_t, W>>(p + k % kHalf * (W / 2));
-    return reinterpret_cast<Vector<float, W>>(k < kHalf ? pair << 16 : pair & 0xffff0000u);
-  };
+  const auto convert = [](const uint16_t* p, int k)
+                           __attribute__((always_inline)) {  // the even ones, then the odd ones
+                             constexpr int kHalf = 64 * 2 / W;
+                             const auto pair = load<Vector<uint32_t, W>>(p + k % kHalf * (W / 2));
+                             return reinterpret_cast<Vector<float, W>>(k < kHalf ? pair << 16 : pair & 0xffff0000u);
+                           };
   return ranges_of_floats<W, Careful>(x, count, kBFloat16Bits, widen, convert);
 }
 
@@ -227,7 +234,7 @@ NANSCAN_INLINE Ranges ranges_float64(const double* x, int64_t count, double scal
       });
   Ranges out;
   extremes.give(out);
-  counts.give(count, padding, out);
+  counts.give(padding, out);
   out.sum.sumsq = total_of<W>(sums);
   return out;
 }

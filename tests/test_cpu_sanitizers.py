@@ -1,4 +1,4 @@
-"""The CPU scan and the ranges under the address, undefined-behaviour and thread sanitizers: what it reads, and that no bit changes."""
+"""What the CPU engine reads, under the address, undefined-behaviour and thread sanitizers; and that no bit changes."""
 
 from __future__ import annotations
 

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import nanscan
+from nanscan.engine import active_engine
 from nanscan.ranges import on_cpu, on_device
+from tests.conftest import load_engine
 
 NAN, INF = math.nan, math.inf
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
@@ -134,7 +136,10 @@ def test_rms_of_any_magnitude(size: float) -> None:
     assert row.rms == pytest.approx(size, rel=1e-12)
 
 
-def test_fractions_of_a_large_tensor_come_from_an_even_sample_and_the_rest_from_all() -> None:
+def test_without_the_native_engine_fractions_of_a_large_tensor_come_from_an_even_sample_and_the_rest_from_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(active_engine(), "measure_ranges", lambda tensor: None)
     tensor = torch.randn(64, 768).relu()
     tensor[:, ::3] = 0  # a pattern over the channels, which a stride of 3 or 12 would miss
     tensor[63, 767] = 9.0
@@ -144,6 +149,13 @@ def test_fractions_of_a_large_tensor_come_from_an_even_sample_and_the_rest_from_
     assert (row.min, row.max, row.rms, row.nan_count) == (exact.min, exact.max, exact.rms, exact.nan_count)
     tensor[63, 766] = NAN
     assert seen(tensor).nan_count == 1
+
+
+def test_with_the_native_engine_fractions_are_over_all_elements() -> None:
+    load_engine("native")
+    tensor = torch.randn(64, 768).relu()
+    tensor[5, 7] = 1e-6
+    check(seen(tensor), tensor)
 
 
 @pytest.mark.parametrize("dtype", (*DTYPES, torch.complex64), ids=str)

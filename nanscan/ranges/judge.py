@@ -80,7 +80,8 @@ class Judge:
             reason = None
             if stats.high > bound or stats.low < -bound or stats.nans or stats.infs:
                 reason = _out_of_bounds(key, stats)
-            reason = reason or history.jump(rms)
+            if reason is None:
+                reason = history.jump(rms)
             if reason is not None and found is None:
                 found = self._blame(record, key, reason)
             if rms == rms:  # not NaN: something was finite

@@ -40,7 +40,7 @@ def measure(values: Tensor, sample: int | None) -> Stats:
         BadInput: the elements can't be read.
     """
     if values.is_neg():
-        values = values.resolve_neg()
+        values = values.detach().resolve_neg()
     found = engine.active_engine().measure_ranges(values)
     if found is None:
         return _measure_in_parts(values, sample)

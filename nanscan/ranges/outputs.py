@@ -16,6 +16,7 @@ from nanscan.engine.tensors import resolve
 __all__ = ["Seen", "elements_of", "tensors_in"]
 
 DEPTH = 8
+_in_transform = torch._C._functorch.is_functorch_wrapped_tensor
 _SIMPLE = frozenset({torch.float32, torch.bfloat16, torch.float16, torch.float64})
 
 
@@ -44,13 +45,15 @@ def _parts(output: Any) -> Iterator[Any]:
 def elements_of(tensor: Tensor) -> Tensor | None:
     """The plain tensor that holds the elements; None if there is none, or none that can be read."""
     if type(tensor) is Tensor and tensor.is_cpu and tensor.layout is torch.strided:
-        if tensor.numel() == 0 or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        if tensor.numel() == 0 or _in_transform(tensor):
             return None
         return tensor if tensor.dtype in _SIMPLE else _resolved(tensor)
     return _resolved(tensor)
 
 
 def _resolved(tensor: Tensor) -> Tensor | None:
+    if type(tensor) is Tensor and tensor.is_neg():
+        tensor = tensor.detach().resolve_neg()
     try:
         values = resolve(tensor)
     except BadInput:
@@ -69,7 +72,7 @@ class Seen:
 
     def is_new(self, tensor: Tensor) -> bool:
         """True the first time that a tensor comes in this state."""
-        version = _version(tensor)
+        version = -1 if tensor.is_inference() else tensor._version
         known = self._known.get(id(tensor))
         if known is not None and known[1] == version and known[0]() is tensor:
             return False
@@ -79,7 +82,3 @@ class Seen:
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()
-
-
-def _version(tensor: Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version

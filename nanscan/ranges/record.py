@@ -34,14 +34,22 @@ class StepRecord:
         with self._lock:
             if isinstance(found, Pending):
                 self._pending.append((key, found))
-            else:
+            elif key in self.stats:
                 self._merge(key, found)
+            else:
+                self.stats[key] = found
+                self.fresh.append(key)
 
     def _merge(self, key: Key, stats: Stats) -> None:
         have = self.stats.get(key)
         self.stats[key] = stats if have is None else have + stats
         if key not in self.fresh[-1:]:
             self.fresh.append(key)
+
+    @property
+    def quiet(self) -> bool:
+        """Whether there is nothing to fetch and nothing to judge."""
+        return not (self.fresh or self._pending or self._transfers)
 
     @property
     def under_way(self) -> bool:

@@ -30,8 +30,8 @@ def watch(model: nn.Module, *, every: int = 1, history: int = 64, sample: int | 
         model: what is called in training; also wrapped in DistributedDataParallel. Modules added later aren't seen.
         every: measure the steps whose number it divides; the others cost next to nothing.
         history: of how many measured steps rows are kept.
-        sample: in a tensor on the CPU with more than twice as many elements, zeros and underflows are counted over
-            about so many, evenly spread; None counts all. Everything else always is over all elements.
+        sample: without the native engine, zeros and underflows in a CPU tensor with more than twice as many elements
+            are counted over about so many, evenly spread; None counts all. Everything else is over all elements.
 
     Returns:
         A `Watch`; `close()` it, or use it as a context manager.
@@ -182,6 +182,8 @@ class Watch:
     def _settle(self, wait: bool) -> None:
         """Judge what is new, in the order of steps; without `wait` as far as the devices have come."""
         for record in self._ring:
+            if record.quiet and self._last is not None and record.step <= self._last.step:
+                continue
             record.send()
             if not record.settle(wait):
                 return

@@ -1,6 +1,6 @@
-// The CPU scan and the ranges against a long double reference, on buffers that end where the tensor ends (built with sanitizers by the
-// test suite: a read outside is reported) and at addresses that are not aligned. Prints a digest of every result's
-// bits, once for each instruction set; the digests must agree.
+// The CPU scan and the ranges against a long double reference, on buffers that end where the tensor ends (built with
+// sanitizers by the test suite: a read outside is reported) and at addresses that are not aligned. Prints a digest of
+// every result's bits, once for each instruction set; the digests must agree.
 #include "../../csrc/scan_cpu.h"
 
 #include <cmath>
