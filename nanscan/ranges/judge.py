@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import statistics
 from collections import deque
+from functools import cache
 
 import torch
 
@@ -114,6 +115,7 @@ def _out_of_bounds(key: Key, stats: Stats) -> str | None:
     return None
 
 
+@cache
 def _bound(limit: float) -> float:
     return FULL * limit if limit < HALF_MAX else FULL * HALF_MAX
 

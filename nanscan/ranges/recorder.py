@@ -92,7 +92,7 @@ class Recorder:
             for tensor in tensors_in(output):
                 if self._seen.is_new(tensor):
                     self._take_activation(record, name, tensor)
-        elif name in self._later and torch.is_grad_enabled() and _in_backward():
+        elif name in self._later and _in_backward() and torch.is_grad_enabled():
             for tensor in tensors_in(output):  # the activation was measured; only now there is a graph
                 self._hang_on(record, name, tensor)
 
@@ -101,12 +101,13 @@ class Recorder:
         if values is None:
             return
         self._measure(record, name, "activation", values)
-        self._hang_on(record, name, tensor)
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            self._hang_on(record, name, tensor)
+        else:
             self._later.add(name)
 
     def _hang_on(self, record: StepRecord, name: str, tensor: Tensor) -> None:
-        if tensor.requires_grad and torch.is_grad_enabled():
+        if tensor.requires_grad:
             handle = tensor.register_hook(GradientHook(self, record, name))  # type: ignore[no-untyped-call]
             self._handles.append((tensor.is_leaf, handle))
 
