@@ -244,12 +244,21 @@ def test_copy_into_a_former_one_is_not_laid_out_again(monkeypatch: pytest.Monkey
     assert [t.data_ptr() for t in tensors_of(again.result)] == [t.data_ptr() for t in tensors_of(former.result)]
 
 
-def test_tensor_that_moved_into_the_former_copy_is_not_overwritten_by_another() -> None:
+def test_tensor_that_moved_into_the_former_copy_is_read_before_it_is_overwritten() -> None:
     source = {"a": torch.zeros(2), "b": torch.ones(2)}
     former = copied(source)
-    source["a"] = former.result["b"]
-    assert exact(copied(source, former).result) == exact({"a": torch.ones(2), "b": torch.ones(2)})
-    assert copied(source, former).result["a"] is not source["a"]
+    source["a"].fill_(5)
+    source["b"] = former.result["a"]
+    assert exact(copied(source, former).result) == exact({"a": torch.full((2,), 5.0), "b": torch.zeros(2)})
+
+
+def test_tensors_that_moved_into_one_memory_overlap_in_the_copy_too() -> None:
+    source = {"a": torch.zeros(6), "b": torch.ones(3)}
+    former = copied(source)
+    both = torch.arange(9.0)
+    again = copied({"a": both[:6], "b": both[5:8]}, former).result
+    again["a"][5] = 7
+    assert again["b"].tolist() == [7, 6, 7]
 
 
 @pytest.mark.parametrize(
