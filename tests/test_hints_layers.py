@@ -144,7 +144,7 @@ REDUCTIONS = [
     case(
         "logsumexp of all -inf",
         "row 1: logsumexp of nothing but -inf",
-        bad=lambda: scores(SECOND_MASKED).logsumexp(-1),
+        bad=lambda: torch.tensor([[0.0, 1.0], [-INF, -INF]], requires_grad=True).logsumexp(-1),
         healthy=lambda: scores(LAST_KEY_MASKED).logsumexp(-1),
     ),
     case(
@@ -279,6 +279,12 @@ LOSSES = [
         "target classes in the batch ([1]) are 0",
         bad=lambda: class_loss([1, 1], weight=torch.tensor([1.0, 0.0, 1.0])),
         healthy=lambda: class_loss([1, 2], weight=torch.tensor([1.0, 0.0, 1.0])),
+    ),
+    case(
+        "cross-entropy of a masked class",
+        "sample 1 has target class 2, whose log-probability is -inf (1 of 2 targets)",
+        bad=lambda: F.cross_entropy(scores(LAST_KEY_MASKED), torch.tensor([0, 2])),
+        healthy=lambda: F.cross_entropy(scores(LAST_KEY_MASKED), torch.tensor([0, -100])),
     ),
     case(
         "CTC without a possible alignment",

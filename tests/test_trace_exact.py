@@ -189,3 +189,44 @@ def test_compiled_model_is_traced_as_the_eager_one_and_it_is_said():
     with pytest.warns(UserWarning, match="eager model"), nanscan.trace(compiled) as t:
         compiled(torch.ones(2))
     assert t.origin.op == "aten.log" and t.origin.module == "" and "(x - x).log()" in t.origin.code
+
+
+def test_a_bad_gradient_that_a_later_node_masks_before_any_leaf_is_no_fault():
+    x = torch.randn(2, 3, requires_grad=True)
+    with nanscan.trace() as t:
+        masked = x.masked_fill(torch.tensor([[True] * 3, [False] * 3]), -float("inf")).logsumexp(-1)
+        masked[masked > -float("inf")].sum().backward()
+        (torch.tensor([-1.0, 4.0], requires_grad=True).relu().sqrt()).sum().backward()
+    assert t.origins == [] and x.grad.isfinite().all()
+    with nanscan.trace() as t:
+        y = torch.tensor([-1.0, 4.0], requires_grad=True)
+        (y.relu().sqrt() + y.mul(0).sqrt()).sum().backward()
+    assert t.origin.op == "SqrtBackward0"
+
+
+def test_the_gradients_that_a_caller_asks_for_count_although_they_are_no_leaves():
+    with nanscan.trace() as t:
+        inner = torch.tensor([-1.0, 4.0], requires_grad=True).relu()
+        torch.autograd.grad(inner.sqrt().sum(), inner)
+    assert t.origin.op == "SqrtBackward0"
+    with nanscan.trace() as t:
+        inner = torch.tensor([-1.0, 4.0], requires_grad=True).relu()
+        inner.retain_grad()
+        inner.sqrt().sum().backward(inputs=[inner])
+    assert t.origin.op == "SqrtBackward0"
+
+
+def test_a_loss_that_a_written_mask_made_infinite_is_named():
+    def scores():
+        return torch.zeros(2, 3, requires_grad=True).masked_fill(torch.tensor([True, False, False]), -float("inf"))
+
+    with nanscan.trace() as t:
+        torch.nn.functional.cross_entropy(scores(), torch.tensor([0, 1])).backward()
+    assert [(o.op, o.kind, o.phase) for o in t.origins] == [("aten.nll_loss_forward", "inf", "forward")]
+    with nanscan.trace() as t:
+        (-scores().log_softmax(-1)[:, 0].mean()).backward()  # the loss
+    assert [(o.op, o.kind) for o in t.origins] == [("aten.neg", "inf")]
+    assert t.origin.code.endswith("# the loss") and "masked -inf" in t.origin.hint
+    with nanscan.trace() as t:  # masked scores as the output of a model, with a gradient given
+        scores().backward(torch.ones(2, 3))
+    assert t.origins == []

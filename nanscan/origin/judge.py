@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from nanscan.origin.frames import Place
 from nanscan.origin.modules import ModuleStack, storage_key
-from nanscan.origin.ops import Kind, drops_values, fills_with_inf, tensors_in
+from nanscan.origin.ops import Kind, drops_values, ends_in_inf, fills_with_inf, tensors_in
 from nanscan.origin.ranges import Counts, bad_counts
 from nanscan.origin.record import Origin
 from nanscan.origin.torch_private import WeakStorage
@@ -113,7 +113,7 @@ class Judge:
         made: list[Finding] = []
         if counts[0] and (not nan_in or _new_places(run, output, torch.isnan)):
             made = self._new_nan(run, position, sources)
-        elif not counts[0] and not inputs and not fills_with_inf(run.args, run.kwargs):
+        elif not counts[0] and _makes_inf(run, inputs, nan_in):
             made = [self._add(forward_origin(run, position, "inf", self.modules), False, run.sequence)]
         elif nan_in and not sources:
             made = self._from_outside(run, inputs)
@@ -206,9 +206,9 @@ class Judge:
         """The finding of the forward op that an autograd node belongs to."""
         return next((f for f in self.findings if f.sequence == sequence >= 0), None)
 
-    def add(self, origin: Origin) -> Finding:
+    def add(self, origin: Origin, counts: bool = True) -> Finding:
         """An origin that the backward pass found."""
-        return self._add(origin, True)
+        return self._add(origin, counts)
 
     def _add(self, origin: Origin, counts: bool, sequence: int = -1) -> Finding:
         finding = Finding(origin, counts, len(self.findings), sequence)
@@ -223,6 +223,13 @@ def _outputs(run: Run, bad: Callable[[Tensor], Counts | None]) -> Iterator[tuple
         counts = bad(tensor)
         if counts is not None:
             yield position, tensor, counts
+
+
+def _makes_inf(run: Run, inputs: list[tuple[Tensor, Counts]], nan_in: bool) -> bool:
+    """True if the Inf that came out is to be followed: made of finite numbers, or a loss that picked a masked class."""
+    if not inputs:
+        return not fills_with_inf(run.args, run.kwargs)
+    return not nan_in and ends_in_inf(run.call.func)
 
 
 def _new_places(run: Run, output: Tensor, test: Callable[[Tensor], Tensor]) -> bool:

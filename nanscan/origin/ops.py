@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Kind", "aten_name", "drops_values", "fills_with_inf", "kind_of", "tensors_in"]
+__all__ = ["Kind", "aten_name", "drops_values", "ends_in_inf", "fills_with_inf", "kind_of", "tensors_in"]
 
 # fmt: off
 _FACTORIES = frozenset({
@@ -38,6 +38,7 @@ _FIRST_ONLY_NAMES = frozenset({
 })
 # fmt: on
 _STATISTICS = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+_PICKS = frozenset({"nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss2d"})
 _DROPS = frozenset({"where", "masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"})
 
 
@@ -111,6 +112,11 @@ def fills_with_inf(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if the caller wrote an Inf into the call: `x.masked_fill(mask, -inf)`, `torch.where(keep, x, -inf)`."""
     numbers = (value for value in (*args, *kwargs.values()) if isinstance(value, float))
     return any(math.isinf(value) for value in numbers)
+
+
+def ends_in_inf(func: Any) -> bool:
+    """True if an Inf that comes out is bad whatever went in: a loss that picked a class that was masked with -inf."""
+    return func._schema.name.rpartition("::")[2] in _PICKS
 
 
 def drops_values(func: Any) -> bool:

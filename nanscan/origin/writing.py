@@ -16,9 +16,9 @@ from nanscan.origin.ranges import first_bad_of, range_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
 
 if TYPE_CHECKING:
-    from nanscan.origin.judge import Run
+    from nanscan.origin.judge import Call, Run
 
-__all__ = ["forward_origin", "hint_of", "input_origin", "source_and_note"]
+__all__ = ["forward_origin", "hint_of", "input_origin", "loss_of_mask", "source_and_note"]
 
 
 def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> Origin:
@@ -129,6 +129,28 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack) -> O
         name=name,
         note=_both(f"it was read by {aten_name(run.call.func)}", note),
         hint=hint_of(event),
+    )
+
+
+def loss_of_mask(call: Call, loss: Tensor, modules: ModuleStack) -> Origin:
+    """The origin for a loss that is Inf although every op that made an Inf was given one: the op that gave the loss."""
+    source, inner = source_and_note(call.place)
+    note = "no op made it out of finite numbers: an Inf that was written on purpose (a mask) reached the loss"
+    return Origin(
+        kind="inf",
+        phase="forward",
+        op=aten_name(call.func),
+        module=modules.path(call.module),
+        file=source.file,
+        line=source.line,
+        code=source.code,
+        outputs=(range_of("output", loss),),
+        note=_both(note, inner),
+        hint=(
+            "a masked -inf is among what the loss adds up: the target class, action or token is one that the mask "
+            "forbids, or a row is masked altogether. Leave such targets and rows out (ignore_index, a where before the "
+            "mean), or mend the mask; nanscan.check_batch looks at labels and padding."
+        ),
     )
 
 
