@@ -161,6 +161,13 @@ REDUCTIONS = [
     ),
 ]
 
+
+def statistics_of(x: torch.Tensor) -> torch.Tensor:
+    """A batch norm in training, called past the check of the layer's own forward."""
+    mean, var = torch.zeros(3), torch.ones(3)
+    return torch.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False)
+
+
 NORMALISATION = [
     case(
         "BatchNorm with an unusable running_var",
@@ -173,6 +180,18 @@ NORMALISATION = [
         "running_var is negative (-1)",
         bad=lambda: evaluate(-1.0, 1e-5),
         healthy=lambda: evaluate(1.0, 1e-5),
+    ),
+    case(
+        "BatchNorm over one value per channel",
+        "one value per channel (input [1, 3])",
+        bad=lambda: statistics_of(torch.ones(1, 3)),
+        healthy=lambda: statistics_of(torch.ones(2, 3)),
+    ),
+    case(
+        "running statistics overflow",
+        "the input is up to 1e+25",
+        bad=lambda: statistics_of(torch.tensor([[1e25, -1e25, 1.0], [0.0, 0.0, 0.0]])),
+        healthy=lambda: statistics_of(torch.tensor([[1e15, -1e15, 1.0], [0.0, 0.0, 0.0]])),
     ),
     case(
         "normalisation with eps=0",

@@ -230,3 +230,32 @@ def test_a_loss_that_a_written_mask_made_infinite_is_named():
     with nanscan.trace() as t:  # masked scores as the output of a model, with a gradient given
         scores().backward(torch.ones(2, 3))
     assert t.origins == []
+
+
+def test_running_statistics_that_become_nan_are_found_although_the_output_is_finite():
+    norm = torch.nn.BatchNorm1d(3)
+
+    def forward(rows):
+        arguments = norm.weight, norm.bias, norm.running_mean, norm.running_var
+        return torch.batch_norm(torch.randn(rows, 3), *arguments, True, 0.1, 1e-5, False)
+
+    with nanscan.trace(norm) as t:
+        out = forward(1)
+    assert out.isfinite().all() and (t.origin.op, t.origin.kind) == ("aten.native_batch_norm", "nan")
+    assert "running_var" in [r.name for r in t.origin.outputs if r.nan_count]
+    with nanscan.trace(norm) as t:  # an earlier step did it: not this one's fault, and the output does not depend on it
+        forward(4)
+    assert t.origins == []
+    norm.eval()
+    with nanscan.trace(norm) as t:
+        norm(torch.randn(4, 3))
+    assert (t.origin.op, t.origin.name) == ("parameter", "running_var")
+
+
+def test_running_statistics_of_a_healthy_or_frozen_layer_are_no_origin():
+    norm = torch.nn.BatchNorm2d(3)
+    with nanscan.trace(norm) as t:
+        norm(torch.randn(2, 3, 4, 4)).sum().backward()
+        norm.eval()(torch.randn(2, 3, 4, 4))
+        torch.nn.BatchNorm2d(3, track_running_stats=False)(torch.randn(2, 3, 4, 4))
+    assert t.origins == []

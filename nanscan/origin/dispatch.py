@@ -115,14 +115,14 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _writing(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> Any:
         """An op that overwrites memory: what waits is scanned first, together with what is about to be lost."""
         written = kind.written(args, kwargs)
+        statistics = kind.updated(args)
         if self.keeper is not None:
-            self.keeper.save(written)
-            self.keeper.save([args[i] for i in kind.statistics if i < len(args) and isinstance(args[i], Tensor)])
+            self.keeper.save([*written, *statistics])
         targets = _floats(written)
-        before: list[tuple[Tensor, Counts, Tensor | None]] = []
+        before: list[tuple[Tensor, Counts | None, Tensor | None]] = [(t, None, t.clone()) for t in statistics]
         if targets:
             counts = self.flush(() if kind.fresh or kind.random else targets)
-            before = [(t, counts.get(id(t), (0, 0)), None if kind.fresh else _copy(func, t)) for t in targets]
+            before += [(t, counts.get(id(t), (0, 0)), None if kind.fresh else _copy(func, t)) for t in targets]
         out = func(*args, **kwargs)
         if kind.random or not (targets or kind.statistics):
             return out
@@ -131,6 +131,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sequence = sequence_nr() - 1
         self.calls.setdefault(sequence, call)
         outputs = out if out is not None and not kind.writes_named else targets
+        if statistics:
+            kind, outputs = kind._replace(first=False), [out[0], *statistics]
         self._add(Run(call, kind, args, kwargs, outputs, sequence, tuple(before)))
         return out
 

@@ -39,7 +39,8 @@ class Run(NamedTuple):
     kwargs: dict[str, Any]
     outputs: Any
     sequence: int
-    before: tuple[tuple[Tensor, Counts, Tensor | None], ...] = ()  # what it overwrote: tensor, its counts, a copy
+    # What it overwrote: tensor, its counts (None for running statistics, on which the output does not depend), a copy.
+    before: tuple[tuple[Tensor, Counts | None, Tensor | None], ...] = ()
 
     def inputs(self) -> list[Tensor]:
         return list(tensors_in((*self.args, *self.kwargs.values())))
@@ -100,7 +101,7 @@ class Judge:
     def batch(self, runs: Iterable[Run], bad: Callable[[Tensor], Counts | None]) -> None:
         """Look at ops in order; `bad` gives the counts of an output, None if it is finite."""
         for run in runs:
-            found = [(i, t, c) for i, t, c in _outputs(run, bad)]
+            found = [(i, t, c) for i, t, c in _outputs(run, bad) if not _was_bad(run, t)]
             if found:
                 self._judge(run, *found[0])
             elif self._holders:
@@ -148,13 +149,11 @@ class Judge:
                 self._add(input_origin(run, tensor, "inf", self.modules), True)
 
     def _bad_inputs(self, run: Run) -> list[tuple[Tensor, Counts]]:
-        before = {id(tensor): counts for tensor, counts, _ in run.before}
+        before = {id(tensor): None if run.kind.fresh else counts for tensor, counts, _ in run.before}
         found = []
         for tensor in run.inputs():
-            if run.kind.fresh and id(tensor) in before:
-                continue
             counts = before[id(tensor)] if id(tensor) in before else bad_counts(tensor)
-            if counts != (0, 0):
+            if counts is not None and counts != (0, 0):
                 found.append((tensor, counts))
         return found
 
@@ -223,6 +222,14 @@ def _outputs(run: Run, bad: Callable[[Tensor], Counts | None]) -> Iterator[tuple
         counts = bad(tensor)
         if counts is not None:
             yield position, tensor, counts
+
+
+def _was_bad(run: Run, output: Tensor) -> bool:
+    """True for running statistics that an earlier step has spoilt: in training they are only carried along."""
+    return any(
+        tensor is output and counts is None and copy is not None and bad_counts(copy) != (0, 0)
+        for tensor, counts, copy in run.before
+    )
 
 
 def _makes_inf(run: Run, inputs: list[tuple[Tensor, Counts]], nan_in: bool) -> bool:

@@ -71,6 +71,12 @@ class Kind(NamedTuple):
         values += [kwargs[name] for name in self.writes_named if kwargs and name in kwargs]
         return list(tensors_in(values))
 
+    def updated(self, args: Sequence[Any]) -> list[Tensor]:
+        """The running statistics that this call updates: those of a batch norm in training."""
+        training = [value for value in args if isinstance(value, bool)][:1]
+        found = (args[i] for i in self.statistics if i < len(args) and training == [True])
+        return [t for t in found if isinstance(t, Tensor)]
+
 
 def kind_of(func: Any) -> Kind:
     """Look an operator up by its schema."""

@@ -60,22 +60,27 @@ def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> 
         line=source.line,
         code=source.code,
         inputs=ranges,
-        outputs=_output_ranges(outputs, output),
+        outputs=_output_ranges(outputs, output, modules),
         name=None if parameter is None else parameter[1],
         note=note,
         hint=hint_of(event),
     )
 
 
-def _output_ranges(outputs: Sequence[Tensor], bad: Tensor) -> tuple[TensorRange, ...]:
+def _output_ranges(outputs: Sequence[Tensor], bad: Tensor, modules: ModuleStack) -> tuple[TensorRange, ...]:
     index = first_bad_of(bad)
     if len(outputs) == 1:
         return (range_of("output", bad, bad.shape, index),)
     return tuple(
-        range_of(f"output {i}", t.detach(), t.shape, index if t.shape == bad.shape else None)
+        range_of(_output_name(i, t, modules), t.detach(), t.shape, index if t.shape == bad.shape else None)
         for i, t in enumerate(outputs)
         if t.is_floating_point() or t.is_complex()
     )
+
+
+def _output_name(position: int, tensor: Tensor, modules: ModuleStack) -> str:
+    named = modules.tensor_name(tensor)
+    return f"output {position}" if named is None else named[1]  # running statistics
 
 
 def _as_it_was(run: Run, tensor: Tensor) -> Tensor | None:
