@@ -259,3 +259,35 @@ def test_running_statistics_of_a_healthy_or_frozen_layer_are_no_origin():
         norm.eval()(torch.randn(2, 3, 4, 4))
         torch.nn.BatchNorm2d(3, track_running_stats=False)(torch.randn(2, 3, 4, 4))
     assert t.origins == []
+
+
+def test_a_bad_input_is_called_what_the_user_calls_it_and_shown_as_the_user_has_it():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0)
+    x = torch.randn(2, 3, 8)
+    x[1, 2, 3] = float("nan")
+    with nanscan.trace(layer) as t:
+        layer(x)  # which transposes it first
+    assert (t.origin.op, t.origin.name, t.origin.outputs[0].shape) == ("input", "src", (2, 3, 8))
+    assert t.origin.outputs[0].first_bad == (1, 2, 3) and "first in sample 1" in t.origin.hint
+
+    def attend():
+        values = torch.tensor([[[1.0, 1.0], [float("nan"), 1.0]]])
+        keep = torch.tensor([[[True, False]]])
+        zeros = torch.zeros(1, 2, 2)
+        return torch.nn.functional.scaled_dot_product_attention(zeros, zeros, values, attn_mask=keep)  # the line
+
+    with nanscan.trace() as t:
+        attend()  # has returned when its ops are scanned
+    assert (t.origin.op, t.origin.name) == ("input", "values") and t.origin.code.endswith("# the line")
+
+
+def test_a_number_written_into_a_weight_is_named_by_the_weight():
+    layer = torch.nn.Linear(3, 2)
+    with nanscan.trace(layer) as t, torch.no_grad():
+        layer.weight[0, 1] = float("nan")
+        layer(torch.ones(1, 3))
+    assert (t.origin.op, t.origin.name) == ("input", "the number written into weight")
+    with nanscan.trace() as t:
+        scores = torch.zeros(3)
+        scores[1] = float("nan")
+    assert t.origin.name == "the number written into scores"

@@ -90,7 +90,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sequence = sequence_nr() - 1
         if sequence not in self.calls:
             self.calls[sequence] = call
-        self._add(Run(call, kind, args, kwargs or {}, out, sequence))
+        self._add(Run(call, kind, args, kwargs or {}, out, sequence, (), frame))
         return out
 
     def _add(self, run: Run) -> None:
@@ -133,7 +133,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = out if out is not None and not kind.writes_named else targets
         if statistics:
             kind, outputs = kind._replace(first=False), [out[0], *statistics]
-        self._add(Run(call, kind, args, kwargs, outputs, sequence, tuple(before)))
+        self._add(Run(call, kind, args, kwargs, outputs, sequence, tuple(before), frame))
         return out
 
     def flush(self, extra: Sequence[Tensor] = ()) -> dict[int, Counts]:

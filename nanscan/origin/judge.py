@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -41,6 +42,7 @@ class Run(NamedTuple):
     sequence: int
     # What it overwrote: tensor, its counts (None for running statistics, on which the output does not depend), a copy.
     before: tuple[tuple[Tensor, Counts | None, Tensor | None], ...] = ()
+    frame: FrameType | None = None  # that called it: what the user's variables are called
 
     def inputs(self) -> list[Tensor]:
         return list(tensors_in((*self.args, *self.kwargs.values())))

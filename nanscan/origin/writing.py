@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from nanscan.origin.frames import INTERNAL, Place, Source, owner_of, source_of
 from nanscan.origin.modules import ModuleStack, storage_key
 from nanscan.origin.ops import aten_name, tensors_in
-from nanscan.origin.ranges import first_bad_of, range_of
+from nanscan.origin.ranges import bad_counts, first_bad_of, range_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
 
 if TYPE_CHECKING:
@@ -106,18 +106,15 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack) -> O
     named = modules.tensor_name(tensor)
     source, note = source_and_note(run.call.place)
     what = "input" if named is None else "parameter"
-    name = named[1] if named is not None else modules.argument_name(tensor) or _variable(tensor)
-    if name is None:
-        position = next(i for i, other in enumerate(run.inputs()) if other is tensor)
-        name = f"{_input_name(run, position, tensor, modules)} of {aten_name(run.call.func)}"
+    name, value = (named[1], tensor) if named is not None else _outside_name(run, tensor, modules)
     if named is not None and named[0] == "buffer":
         note = _both("it is a buffer", note)
     event = OpEvent(
         op=what,
         phase="forward",
         kind=kind,
-        outputs=(tensor.detach(),),
-        first_bad=first_bad_of(tensor) or (),
+        outputs=(value.detach(),),
+        first_bad=first_bad_of(value) or (),
         module=modules.path(run.call.module),
         module_type=None if run.call.module is None else type(run.call.module).__name__,
         code=source.code,
@@ -130,7 +127,7 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack) -> O
         file=source.file,
         line=source.line,
         code=source.code,
-        outputs=(range_of(name, tensor.detach()),),
+        outputs=(range_of(name, value.detach()),),
         name=name,
         note=_both(f"it was read by {aten_name(run.call.func)}", note),
         hint=hint_of(event),
@@ -159,17 +156,29 @@ def loss_of_mask(call: Call, loss: Tensor, modules: ModuleStack) -> Origin:
     )
 
 
-def _variable(tensor: Tensor) -> str | None:
+def _outside_name(run: Run, tensor: Tensor, modules: ModuleStack) -> tuple[str, Tensor]:
+    """What the user calls a tensor that came in from outside, and it as the user has it (not as a transposed view)."""
+    found = modules.argument(tensor) or _variable(tensor, run.frame)
+    if found is not None:
+        return found if bad_counts(found[1]) != (0, 0) else (found[0], tensor)
+    if aten_name(run.call.func) in ("aten.copy_", "aten.fill_") and tensor.dim() == 0:  # x[i, j] = nan
+        known, held = modules.tensor_name(run.args[0]), _variable(run.args[0], run.frame)
+        written = known[1] if known is not None else held[0] if held is not None else "a tensor"
+        return f"the number written into {written}", tensor
+    position = next(i for i, other in enumerate(run.inputs()) if other is tensor)
+    return f"{_input_name(run, position, tensor, modules)} of {aten_name(run.call.func)}", tensor
+
+
+def _variable(tensor: Tensor, frame: FrameType | None) -> tuple[str, Tensor] | None:
     """What the user calls a tensor: the variable that holds it in the nearest of the user's frames."""
     key = storage_key(tensor)
-    frame = sys._getframe(1)
     while frame is not None and key is not None:
         if owner_of(frame.f_code) != INTERNAL:
             for name, value in list(frame.f_locals.items()):
                 for path, item in _items(name, value):
                     if item is tensor or storage_key(item) == key:
-                        return path
-        frame = frame.f_back  # type: ignore[assignment]
+                        return path, item
+        frame = frame.f_back
     return None
 
 
