@@ -204,6 +204,13 @@ def test_a_bad_gradient_that_a_later_node_masks_before_any_leaf_is_no_fault():
     assert t.origin.op == "SqrtBackward0"
 
 
+def test_an_inf_of_forward_that_is_laundered_counts_although_a_relu_masks_its_gradient():
+    x = torch.tensor([-1.0, 4.0], requires_grad=True)
+    with nanscan.trace() as t:
+        x.relu().log().nan_to_num(neginf=0.0).sum().backward()
+    assert x.grad.isfinite().all() and t.origin.op == "aten.log"
+
+
 def test_the_gradients_that_a_caller_asks_for_count_although_they_are_no_leaves():
     with nanscan.trace() as t:
         inner = torch.tensor([-1.0, 4.0], requires_grad=True).relu()

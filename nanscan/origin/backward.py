@@ -241,8 +241,11 @@ class GraphWatch:
             self._first = finding
 
     def _blame(self, findings: list[Finding], note: str) -> None:
-        """Findings of the forward pass whose Inf has come back as a bad gradient."""
-        self._waiting += [(finding, note) for finding in findings if not finding.is_origin]
+        """An Inf that forward made out of finite numbers has come back as a bad gradient: it counts at once."""
+        for finding in findings:
+            if not finding.is_origin:
+                self.judge.blame(finding, note)
+        self.mode.found()
 
     def _became_nan(self, node: Any) -> None:
         """An Inf gradient met a 0 or another Inf."""
