@@ -298,3 +298,27 @@ def test_a_number_written_into_a_weight_is_named_by_the_weight():
         scores = torch.zeros(3)
         scores[1] = float("nan")
     assert t.origin.name == "the number written into scores"
+
+
+def test_asking_whether_a_value_is_finite_is_no_fault_and_using_it_is():
+    data = torch.tensor([1.0, float("nan")])
+    with nanscan.trace() as t:
+        torch.where(torch.isfinite(data), data, 0.0).sum()
+    assert t.origins == []
+    with nanscan.trace() as t:
+        torch.isfinite(data).all()
+        data.mul(2)
+    assert (t.origin.op, t.origin.name) == ("input", "data")
+    with nanscan.trace() as t:
+        data.abs().sum()
+    assert (t.origin.op, t.origin.name) == ("input", "data")
+
+
+def test_sparse_results_are_traced():
+    matrix = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).to_sparse()
+    with nanscan.trace() as t:
+        torch.sparse.mm(matrix, matrix)
+    assert t.origins == []
+    with nanscan.trace() as t:
+        (matrix / 0.0).to_dense().sum()
+    assert t.origin.op == "aten.div"

@@ -95,7 +95,7 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _add(self, run: Run) -> None:
         out = run.outputs
-        if type(out) is Tensor and (out.dtype.is_floating_point or out.is_complex()):
+        if type(out) is Tensor and (out.dtype.is_floating_point or out.is_complex()) and out.layout is torch.strided:
             self._runs.append(run)
             self._outputs.append(out)
             self._bytes += out.nbytes

@@ -87,7 +87,7 @@ class Judge:
     modules: ModuleStack
     findings: list[Finding] = field(default_factory=list)
     _holders: dict[int, tuple[Any, list[Finding]]] = field(default_factory=dict)
-    _outside: set[int] = field(default_factory=set)
+    _outside: dict[int, Finding] = field(default_factory=dict)
 
     @property
     def watching(self) -> bool:
@@ -121,6 +121,8 @@ class Judge:
         elif nan_in and not sources:
             made = self._from_outside(run, inputs)
         else:
+            for finding in sources:
+                finding.counts = finding.counts or (counts[0] > 0 and finding.origin.kind == "nan")
             self._parameters(run, inputs)
         self._hold(output, made or sources)
 
@@ -135,11 +137,15 @@ class Judge:
     def _from_outside(self, run: Run, inputs: list[tuple[Tensor, Counts]]) -> list[Finding]:
         tensor = next(t for t, c in inputs if c[0])
         key = storage_key(tensor)
-        if key is not None and key in self._outside:
-            return []
+        known = None if key is None else self._outside.get(key)
+        only_asked = run.call.func is torch.ops.aten.abs.default  # as `torch.isfinite` does; any other op uses it
+        if known is not None:
+            known.counts = known.counts or not only_asked
+            return [known]
+        finding = self._add(input_origin(run, tensor, "nan", self.modules), not only_asked)
         if key is not None:
-            self._outside.add(key)
-        return [self._add(input_origin(run, tensor, "nan", self.modules), True)]
+            self._outside[key] = finding
+        return [finding]
 
     def _parameters(self, run: Run, inputs: list[tuple[Tensor, Counts]]) -> None:
         """A weight that is Inf is no mask."""
@@ -147,8 +153,7 @@ class Judge:
             named = self.modules.tensor_name(tensor) if counts[1] and not self.made(tensor) else None
             key = storage_key(tensor)
             if named is not None and named[0] == "parameter" and key is not None and key not in self._outside:
-                self._outside.add(key)
-                self._add(input_origin(run, tensor, "inf", self.modules), True)
+                self._outside[key] = self._add(input_origin(run, tensor, "inf", self.modules), True)
 
     def _bad_inputs(self, run: Run) -> list[tuple[Tensor, Counts]]:
         before = {id(tensor): None if run.kind.fresh else counts for tensor, counts, _ in run.before}
