@@ -322,3 +322,17 @@ def test_sparse_results_are_traced():
     with nanscan.trace() as t:
         (matrix / 0.0).to_dense().sum()
     assert t.origin.op == "aten.div"
+
+
+def test_nested_tensors_are_described_as_far_as_they_can_be():
+    rows = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)])
+    with nanscan.trace() as t:
+        rows.mul(float("nan"))
+    assert (t.origin.op, t.origin.outputs[0].nan_count, t.origin.outputs[0].shape) == ("aten.mul", 9, (2, -1, -1))
+
+
+def test_an_instance_norm_that_spoils_its_statistics_is_named_and_not_what_copied_them():
+    norm = torch.nn.InstanceNorm1d(3, track_running_stats=True)
+    with nanscan.trace(norm) as t:
+        norm(torch.randn(4, 3, 5) * 1e25)
+    assert t.origin.op == "aten.native_batch_norm"

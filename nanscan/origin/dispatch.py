@@ -118,6 +118,8 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         statistics = kind.updated(args)
         if self.keeper is not None:
             self.keeper.save([*written, *statistics])
+        if any(waiting is t for t in statistics for waiting in self._outputs):  # of an instance norm: made just before
+            self.flush()
         targets = _floats(written)
         before: list[tuple[Tensor, Counts | None, Tensor | None]] = [(t, None, t.clone()) for t in statistics]
         if targets:

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanscan.origin.frames import INTERNAL, Place, Source, owner_of, source_of
 from nanscan.origin.modules import ModuleStack, storage_key
 from nanscan.origin.ops import aten_name, tensors_in
-from nanscan.origin.ranges import bad_counts, first_bad_of, range_of
+from nanscan.origin.ranges import bad_counts, first_bad_of, range_of, shape_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> 
     )
     pointwise = run.kind.pointwise
     ranges = tuple(
-        range_of(name, t, output.shape, index if pointwise else None)
+        range_of(name, t, shape_of(output), index if pointwise else None)
         for name, t in zip(names, inputs, strict=True)
         if t is not None
     )
@@ -70,9 +70,9 @@ def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> 
 def _output_ranges(outputs: Sequence[Tensor], bad: Tensor, modules: ModuleStack) -> tuple[TensorRange, ...]:
     index = first_bad_of(bad)
     if len(outputs) == 1:
-        return (range_of("output", bad, bad.shape, index),)
+        return (range_of("output", bad, shape_of(bad), index),)
     return tuple(
-        range_of(_output_name(i, t, modules), t.detach(), t.shape, index if t.shape == bad.shape else None)
+        range_of(_output_name(i, t, modules), t.detach(), shape_of(t), index if shape_of(t) == shape_of(bad) else None)
         for i, t in enumerate(outputs)
         if t.is_floating_point() or t.is_complex()
     )
