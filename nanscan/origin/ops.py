@@ -37,6 +37,7 @@ _FIRST_ONLY_NAMES = frozenset({
     "_ctc_loss", "max_pool2d_with_indices",
 })
 # fmt: on
+_TRAINING = 5  # position of the flag of a batch norm
 _STATISTICS = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 _PICKS = frozenset({"nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss2d"})
 _DROPS = frozenset({"where", "masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"})
@@ -73,9 +74,9 @@ class Kind(NamedTuple):
 
     def updated(self, args: Sequence[Any]) -> list[Tensor]:
         """The running statistics that this call updates: those of a batch norm in training."""
-        training = [value for value in args if isinstance(value, bool)][:1]
-        found = (args[i] for i in self.statistics if i < len(args) and training == [True])
-        return [t for t in found if isinstance(t, Tensor)]
+        if not self.statistics or len(args) <= _TRAINING or args[_TRAINING] is not True:
+            return []
+        return [args[i] for i in self.statistics if isinstance(args[i], Tensor)]
 
 
 def kind_of(func: Any) -> Kind:
