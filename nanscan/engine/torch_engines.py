@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from nanscan.engine import apply, deferred, eager, reference
+from torch import Tensor
+
+from nanscan.engine import apply, copying, deferred, eager, reference
 
 
 class EagerEngine:
@@ -15,6 +17,10 @@ class EagerEngine:
     zero_nonfinite_grads_ = staticmethod(apply.zero_nonfinite_grads_)
     clear_grads_if = staticmethod(apply.clear_grads_if)
     launch_grads = staticmethod(deferred.launch_grads)
+
+    def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool:
+        """See `nanscan.engine.copy_finite`."""
+        return copying.copy_finite(sources, targets, self.scan)
 
 
 class ReferenceEngine(EagerEngine):
