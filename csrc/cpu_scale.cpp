@@ -3,16 +3,9 @@
 #include <cmath>
 #include <cstring>
 
-#include "cpu_fast.inl.h"
+#include "cpu_clones.h"
 #include "parallel.h"
 #include "scan_cpu.h"
-
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
-    !defined(__SANITIZE_THREAD__)  // whose runtime is not up yet when clones are resolved
-#define NANSCAN_CLONES __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define NANSCAN_CLONES
-#endif
 
 namespace nanscan {
 namespace {

@@ -142,6 +142,23 @@ bool scale_gradients(py::handle param_groups, double factor, double limit, py::o
   return true;
 }
 
+// Copies each source into its target. Returns whether all that was copied is finite, and which pairs were left to the
+// framework.
+py::tuple copy_tensors(const py::list& sources, const py::list& targets) {
+  if (sources.size() != targets.size()) throw std::invalid_argument("as many targets as sources are needed");
+  std::vector<CopyJob> jobs;
+  py::list left;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (!add_copy(sources[i], targets[i], &jobs)) left.append(i);
+  }
+  bool finite;
+  {
+    py::gil_scoped_release release;
+    finite = copy_finite(jobs);
+  }
+  return py::make_tuple(finite, left);
+}
+
 // What reading the gradient list costs by itself, for benchmarks: gathers, and returns the number of unique gradients.
 size_t gather_only(py::handle param_groups, py::object resolve) {
   Gathered gathered(std::move(resolve));
@@ -246,6 +263,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("GRAD_SCALE_OFFSET") = cuda::kGradScaleOffset;
   m.def("cuda_build", &cuda_build);
   m.def("scale_gradients", &scale_gradients);
+  m.def("copy_tensors", &copy_tensors);
   m.def("gather_only", &gather_only);
   m.def("max_threads", &max_threads);
   m.def("thread_pool", &thread_pool_name);

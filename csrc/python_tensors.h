@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu_copy.h"
 #include "dlpack_abi.h"
 #include "layout.h"
 #include "scan_cpu.h"
@@ -95,6 +96,10 @@ class Gathered {
   int32_t position_ = 0;
   bool extra_ = false;
 };
+
+// Notes the copy of `source` into `target`, both row-major in the host's memory, of equal type and shape and apart.
+// False: one of them is not, and the framework has to copy it.
+bool add_copy(pybind11::handle source, pybind11::handle target, std::vector<CopyJob>* jobs);
 
 // The current stream of a device as the framework sees it (dlpack current_work_stream).
 void* current_stream(const dlpack::Device& device);

@@ -1,9 +1,7 @@
 """Digits with three bad rows in them: each batch is looked at before the model sees it, and the bad ones are left out.
 
-    python examples/checked_loader.py
-    python examples/checked_loader.py --on-bad raise      # stop at the first one instead
-
-Needs scikit-learn (pip install 'nanscan[demo]').
+Run: python examples/checked_loader.py                   (needs scikit-learn: pip install 'nanscan[demo]')
+     python examples/checked_loader.py --on-bad raise    stops at the first one instead
 """
 
 from __future__ import annotations

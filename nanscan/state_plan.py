@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from collections import OrderedDict
+from bisect import bisect_left
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 __all__ = ["SCALARS", "Plan"]
 
 SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+MOST_MOVED = 64
 _TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
@@ -23,7 +25,8 @@ class Plan:
     """Where the tensors of a state were copied to, in the order in which they are met.
 
     Tensors that lie at the same addresses with the same shapes, strides and dtypes share memory in the same way as
-    they did when the plan was made. So the copies go to the same targets, whatever containers they are in now.
+    they did when the plan was made. So the copies go to the same targets, whatever containers they are in now. A few
+    may have moved, as the states of random number generators do, if they are alone in their memory, then and now.
 
     Args:
         sources: every tensor of the state, as often as it is met; all of them with plain memory.
@@ -32,7 +35,9 @@ class Plan:
 
     def __init__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
         self.targets = list(targets)
-        self._layout = _layout_of(sources)
+        self._addresses, self._layout = _layout_of(sources)
+        self._target_addresses = sorted(map(Tensor.data_ptr, self.targets))
+        self._uses = Counter(map(id, self.targets))
         last = {id(target): place for place, target in enumerate(self.targets)}
         self._once = [last[id(target)] == place for place, target in enumerate(self.targets)]
 
@@ -47,19 +52,42 @@ class Plan:
         walk = _Walk(iter(self.targets), copy_other)
         try:
             result = walk.copy(value)
-            fits = len(walk.sources) == len(self.targets) and _layout_of(walk.sources) == self._layout
+            fits = len(walk.sources) == len(self.targets) and self._fits(walk.sources)
         except (LookupError, RuntimeError, StopIteration):  # RuntimeError: sparse tensors have no address
             return None
         return (result, walk.sources) if fits else None
+
+    def _fits(self, sources: Sequence[Tensor]) -> bool:
+        addresses, layout = _layout_of(sources)
+        if layout != self._layout:
+            return False
+        if addresses != self._addresses:
+            moved = [i for i, (now, then) in enumerate(zip(addresses, self._addresses, strict=True)) if now != then]
+            if len(moved) > MOST_MOVED or not all(self._uses[id(self.targets[i])] == 1 for i in moved):
+                return False
+            ordered = sorted(addresses)
+            if not all(_is_alone(sources[i], ordered, self._target_addresses) for i in moved):
+                return False
+            self._addresses = addresses
+        return True
 
     def pairs(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
         """Source and target of every copy to be made; tied tensors once."""
         return list(itertools.compress(zip(sources, self.targets, strict=True), self._once))
 
 
-def _layout_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
-    facts = (Tensor.data_ptr, _shape, Tensor.stride, _dtype, Tensor.is_conj, Tensor.is_neg)
-    return tuple(list(map(fact, tensors)) for fact in facts)
+def _is_alone(tensor: Tensor, sources: Sequence[int], targets: Sequence[int]) -> bool:
+    """True if of the sorted addresses only that of `tensor`, which is one of `sources`, lies in its storage."""
+    memory = tensor.untyped_storage()
+    start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
+    inside = [bisect_left(places, end) - bisect_left(places, start) for places in (sources, targets)]
+    return inside == [1, 0] and tensor.numel() > 0
+
+
+def _layout_of(tensors: Sequence[Tensor]) -> tuple[list[int], list[list[Any]]]:
+    """Addresses, and all else that decides how the tensors are copied."""
+    facts = (_shape, Tensor.stride, _dtype, Tensor.is_conj, Tensor.is_neg)
+    return list(map(Tensor.data_ptr, tensors)), [list(map(fact, tensors)) for fact in facts]
 
 
 class _Walk:

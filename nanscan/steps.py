@@ -284,8 +284,11 @@ class GuardedSteps(Verdict):
         return loss
 
     def look_for_origin(self, report: StepReport) -> None:
-        """On the first bad step of a run, with find_origin=True: replay the forward pass and note who made it."""
-        if self._recorder is not None and not self._run_warned:
+        """On the first bad step of a run, with find_origin=True: replay the forward pass and note who made it.
+
+        On a later one too if the loss was traced meanwhile, because the replay had found nothing.
+        """
+        if self._recorder is not None and (not self._run_warned or self._recorder.loss_trace.active):
             vars(report)["origin"] = self._recorder.look()
             self._replan()
 

@@ -61,7 +61,7 @@ def _origins(function: Callable[[], Any]) -> list[nanscan.Origin]:
     with nanscan.trace() as traced:
         kept = function()  # a result that is kept, as a program keeps it
         if isinstance(kept, Tensor) and kept.requires_grad and kept.grad_fn is not None:
-            kept.sum().backward()
+            kept.backward(torch.ones_like(kept))  # not as a sum: a loss of -inf would be a fault of its own
     del kept
     return traced.origins
 

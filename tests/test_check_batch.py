@@ -230,3 +230,15 @@ def test_everything_is_brought_over_in_one_scan_whatever_the_number_of_fields(mo
     monkeypatch.setattr(nanscan.engine, "scan", lambda tensors: calls.append(len(tensors)) or whole(tensors))
     check_batch({f"x{i}": torch.rand(4, 3) for i in range(20)} | {"labels": torch.tensor([0, 1, 2, 3])})
     assert calls == [20]
+
+
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_a_nested_tensor_of_either_layout_is_scanned(layout: torch.layout) -> None:
+    rows = [torch.ones(2, 3), torch.tensor([[float("nan"), 1.0, 1.0]])]
+    bad = torch.nested.nested_tensor(rows, layout=layout)
+    good = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=layout)
+    labels = torch.tensor([1, 0])
+    for batch in ((bad, labels), {"x": bad, "y": labels}, [bad, labels]):
+        (problem,) = nanscan.check_batch(batch)
+        assert "1 NaN" in problem.reason
+    assert nanscan.check_batch((good, labels), nanscan.BatchSpec(num_classes=2)) == []

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = ["cpu_fast", "cpu_exact", "cpu_ranges", "measure_ranges", "cpu_scale", "layout", "parallel", "scan_cpu"]
+SOURCES = [
+    "cpu_fast",
+    "cpu_exact",
+    "cpu_ranges",
+    "measure_ranges",
+    "cpu_scale",
+    "cpu_copy",
+    "layout",
+    "parallel",
+    "scan_cpu",
+]
 
 
 def build(sanitizers: str, folder: Path, *extra: str) -> Path:

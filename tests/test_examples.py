@@ -89,6 +89,24 @@ def test_the_origin_is_found_by_itself_and_by_hand() -> None:
     assert "hint 0 / 0 at [3, 0]" in output and "traced by hand: aten.div in 'pool', sample 3" in output
 
 
+def test_the_first_layer_out_of_its_range_is_named_before_the_loss_is_nan() -> None:
+    output = run_example("watch_ranges.py")
+    assert "learning rate 0.2, torch.float32: all well\n    nothing left its range in 46 steps" in output
+    for dtype in ("float32", "float16"):
+        part = output.split(f"learning rate 2.0, torch.{dtype}: ")[1]
+        died, named = number(r"not finite at step (\d+)", part), number(r"step (\d+), activation of ", part)
+        assert named < died
+        assert "times the median of its last" in part
+
+
+def test_three_kinds_of_bad_rows_are_named_and_the_rest_is_learnt() -> None:
+    output = run_example("checked_loader.py")
+    assert "has 10, allowed 0..9 (num_classes 10)" in output
+    assert "images look not scaled" in output and " NaN, " in output
+    assert 10 <= number(r"skipped (\d+) of 450 batches", output) <= 30
+    assert number(r"accuracy ([\d.]+)", output) > 0.85
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]

@@ -136,6 +136,17 @@ def test_a_fault_of_the_loss_function_is_said_to_be_one():
 
 
 @pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
+def test_a_loss_function_that_fails_in_consecutive_steps_is_named_at_the_second():
+    net = Net()
+    optimizer = nanscan.wrap(torch.optim.SGD(net.parameters(), lr=0.1), net, find_origin=True)
+    for count in (0, 0, 0):
+        loss = net(torch.randn(3, 4)).sum() * 0 / torch.tensor(count)
+        loss.backward()
+        optimizer.observe(loss)
+        optimizer.step()
+    assert [report.origin.op if report.origin else None for report in optimizer.history] == ["loss", "aten.div", None]
+
+
 def test_the_next_fault_of_the_loss_function_is_named_and_results_stay_the_same():
     results = []
     for find in (False, True):

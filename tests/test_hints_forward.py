@@ -199,6 +199,7 @@ ARITHMETIC = [
         "both +inf and -inf",
         bad=lambda: leaf(INF, -INF).sum(),
         healthy=lambda: leaf(-INF, -INF).sum(),
+        other=True,  # a loss of -inf
     ),
     case(
         "matrix product with Inf",

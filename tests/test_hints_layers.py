@@ -144,7 +144,7 @@ REDUCTIONS = [
     case(
         "logsumexp of all -inf",
         "row 1: logsumexp of nothing but -inf",
-        bad=lambda: scores(SECOND_MASKED).logsumexp(-1),
+        bad=lambda: torch.tensor([[0.0, 1.0], [-INF, -INF]], requires_grad=True).logsumexp(-1),
         healthy=lambda: scores(LAST_KEY_MASKED).logsumexp(-1),
     ),
     case(
@@ -161,6 +161,13 @@ REDUCTIONS = [
     ),
 ]
 
+
+def statistics_of(x: torch.Tensor) -> torch.Tensor:
+    """A batch norm in training, called past the check of the layer's own forward."""
+    mean, var = torch.zeros(3), torch.ones(3)
+    return torch.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False)
+
+
 NORMALISATION = [
     case(
         "BatchNorm with an unusable running_var",
@@ -173,6 +180,18 @@ NORMALISATION = [
         "running_var is negative (-1)",
         bad=lambda: evaluate(-1.0, 1e-5),
         healthy=lambda: evaluate(1.0, 1e-5),
+    ),
+    case(
+        "BatchNorm over one value per channel",
+        "one value per channel (input [1, 3])",
+        bad=lambda: statistics_of(torch.ones(1, 3)),
+        healthy=lambda: statistics_of(torch.ones(2, 3)),
+    ),
+    case(
+        "running statistics overflow",
+        "the input is up to 1e+25",
+        bad=lambda: statistics_of(torch.tensor([[1e25, -1e25, 1.0], [0.0, 0.0, 0.0]])),
+        healthy=lambda: statistics_of(torch.tensor([[1e15, -1e15, 1.0], [0.0, 0.0, 0.0]])),
     ),
     case(
         "normalisation with eps=0",
@@ -279,6 +298,12 @@ LOSSES = [
         "target classes in the batch ([1]) are 0",
         bad=lambda: class_loss([1, 1], weight=torch.tensor([1.0, 0.0, 1.0])),
         healthy=lambda: class_loss([1, 2], weight=torch.tensor([1.0, 0.0, 1.0])),
+    ),
+    case(
+        "cross-entropy of a masked class",
+        "sample 1 has target class 2, whose log-probability is -inf (1 of 2 targets)",
+        bad=lambda: F.cross_entropy(scores(LAST_KEY_MASKED), torch.tensor([0, 2])),
+        healthy=lambda: F.cross_entropy(scores(LAST_KEY_MASKED), torch.tensor([0, -100])),
     ),
     case(
         "CTC without a possible alignment",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import resource
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -289,3 +290,13 @@ def test_due_tells_whether_a_save_would_be_made(tmp_path: Path) -> None:
     assert not CheckpointManager(tmp_path).has_rhythm and CheckpointManager(tmp_path).due(1)
     with pytest.raises(ValueError, match="step must be at least 0"):
         manager.due(-1)
+
+
+def test_manager_that_is_let_go_is_freed_although_its_thread_waits_for_more(tmp_path: Path) -> None:
+    manager = CheckpointManager(tmp_path)
+    manager.save(1, model=nn.Linear(1, 1))
+    manager.flush()
+    alive = weakref.ref(manager)
+    del manager
+    gc.collect()
+    assert alive() is None

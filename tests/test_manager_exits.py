@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -230,14 +231,19 @@ def test_second_sigterm_ends_a_loop_that_does_not_poll(warm: Warm, tmp_path: Pat
     assert steps_of(CheckpointManager(tmp_path)) == [1]
 
 
-def test_handler_goes_with_the_last_manager(tmp_path: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    first, second = CheckpointManager(tmp_path / "a"), CheckpointManager(tmp_path / "b")
-    assert signal.getsignal(signal.SIGTERM) is exits._on_sigterm
-    first.close()
-    assert signal.getsignal(signal.SIGTERM) is exits._on_sigterm
-    second.close()
-    assert signal.getsignal(signal.SIGTERM) is before
+def test_handler_goes_with_the_last_manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exits, "_open", weakref.WeakSet())  # without those that other tests left open
+    monkeypatch.setattr(exits, "_previous", None)
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        first, second = CheckpointManager(tmp_path / "a"), CheckpointManager(tmp_path / "b")
+        assert signal.getsignal(signal.SIGTERM) is exits._on_sigterm
+        first.close()
+        assert signal.getsignal(signal.SIGTERM) is exits._on_sigterm
+        second.close()
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_handler_that_somebody_installed_later_is_not_taken_away(tmp_path: Path) -> None:

@@ -10,7 +10,10 @@ import torch
 
 import nanscan
 from nanscan.preflight_checks.codes import CODES
+from tests import preflight_step_twins
 from tests.preflight_twins import TWINS, Twin, mlp
+
+assert preflight_step_twins  # enters its pairs into TWINS
 
 
 def run(twin: Twin, bad: bool) -> dict[str, Any]:

@@ -572,7 +572,7 @@ def test_failure_in_the_middle_of_a_snapshot_leaves_the_one_before(monkeypatch: 
         raise KeyboardInterrupt
 
     spare = recovery._memory.older.floats
-    monkeypatch.setattr("nanscan.recovery.memory._pieces", interrupted)
+    monkeypatch.setattr("nanscan.engine.copy_finite", interrupted)
     with pytest.raises(KeyboardInterrupt):
         recovery.step()
     monkeypatch.undo()

@@ -235,6 +235,7 @@ def test_copy_into_a_former_one_is_not_laid_out_again(monkeypatch: pytest.Monkey
     former = copied(source)
     monkeypatch.setattr(state_copy, "Plan", None)  # what a new layout ends with
     source["model"]["0.weight"].fill_(7)
+    source["optimizer"]["state"][1]["exp_avg"] = torch.full((4,), 5.0)  # has moved
     source["step"], source["seen"]["b"] = 2, 5
     again = copied(dict(source), former)
     assert exact(again.result) == exact(source)
@@ -243,10 +244,29 @@ def test_copy_into_a_former_one_is_not_laid_out_again(monkeypatch: pytest.Monkey
     assert [t.data_ptr() for t in tensors_of(again.result)] == [t.data_ptr() for t in tensors_of(former.result)]
 
 
+def test_tensor_that_moved_into_the_former_copy_is_read_before_it_is_overwritten() -> None:
+    source = {"a": torch.zeros(2), "b": torch.ones(2)}
+    former = copied(source)
+    source["a"].fill_(5)
+    source["b"] = former.result["a"]
+    assert exact(copied(source, former).result) == exact({"a": torch.full((2,), 5.0), "b": torch.zeros(2)})
+
+
+def test_tensors_that_moved_into_one_memory_overlap_in_the_copy_too() -> None:
+    source = {"a": torch.zeros(6), "b": torch.ones(3)}
+    former = copied(source)
+    both = torch.arange(9.0)
+    again = copied({"a": both[:6], "b": both[5:8]}, former).result
+    again["a"][5] = 7
+    assert again["b"].tolist() == [7, 6, 7]
+
+
 @pytest.mark.parametrize(
     "change",
     [
         lambda s: s.update(a=torch.ones(3)),  # tied no more
+        lambda s: s.update(b=torch.arange(4.0)[1:], a=(both := torch.arange(4.0))[1:], e=both[:3]),
+        lambda s: s.update(c=(both := torch.arange(9.0))[:6].view(2, 3), f=both[5:8]),  # overlap now
         lambda s: s.update(b=s["c"]),  # tied with another
         lambda s: s.update(c=s["c"].view(3, 2)),
         lambda s: s.update(c=s["c"].t()),
@@ -264,7 +284,14 @@ def test_copy_into_a_former_one_is_not_laid_out_again(monkeypatch: pytest.Monkey
 )
 def test_layout_that_has_changed_is_laid_out_anew(change: Callable[[dict[str, Any]], Any]) -> None:
     tied = torch.ones(3)
-    source = {"a": tied, "b": tied, "c": torch.arange(6.0).view(2, 3), "z": torch.tensor([1 + 2j]), "im": None}
+    source = {
+        "a": tied,
+        "b": tied,
+        "c": torch.arange(6.0).view(2, 3),
+        "z": torch.tensor([1 + 2j]),
+        "im": None,
+        "f": torch.ones(3),
+    }
     former = copied(source)
     change(source)
     again, plain = copied(source, former).result, copy_state(source)

@@ -189,3 +189,150 @@ def test_compiled_model_is_traced_as_the_eager_one_and_it_is_said():
     with pytest.warns(UserWarning, match="eager model"), nanscan.trace(compiled) as t:
         compiled(torch.ones(2))
     assert t.origin.op == "aten.log" and t.origin.module == "" and "(x - x).log()" in t.origin.code
+
+
+def test_a_bad_gradient_that_a_later_node_masks_before_any_leaf_is_no_fault():
+    x = torch.randn(2, 3, requires_grad=True)
+    with nanscan.trace() as t:
+        masked = x.masked_fill(torch.tensor([[True] * 3, [False] * 3]), -float("inf")).logsumexp(-1)
+        masked[masked > -float("inf")].sum().backward()
+        (torch.tensor([-1.0, 4.0], requires_grad=True).relu().sqrt()).sum().backward()
+    assert t.origins == [] and x.grad.isfinite().all()
+    with nanscan.trace() as t:
+        y = torch.tensor([-1.0, 4.0], requires_grad=True)
+        (y.relu().sqrt() + y.mul(0).sqrt()).sum().backward()
+    assert t.origin.op == "SqrtBackward0"
+
+
+def test_an_inf_of_forward_that_is_laundered_counts_although_a_relu_masks_its_gradient():
+    x = torch.tensor([-1.0, 4.0], requires_grad=True)
+    with nanscan.trace() as t:
+        x.relu().log().nan_to_num(neginf=0.0).sum().backward()
+    assert x.grad.isfinite().all() and t.origin.op == "aten.log"
+
+
+def test_the_gradients_that_a_caller_asks_for_count_although_they_are_no_leaves():
+    with nanscan.trace() as t:
+        inner = torch.tensor([-1.0, 4.0], requires_grad=True).relu()
+        torch.autograd.grad(inner.sqrt().sum(), inner)
+    assert t.origin.op == "SqrtBackward0"
+    with nanscan.trace() as t:
+        inner = torch.tensor([-1.0, 4.0], requires_grad=True).relu()
+        inner.retain_grad()
+        inner.sqrt().sum().backward(inputs=[inner])
+    assert t.origin.op == "SqrtBackward0"
+
+
+def test_a_loss_that_a_written_mask_made_infinite_is_named():
+    def scores():
+        return torch.zeros(2, 3, requires_grad=True).masked_fill(torch.tensor([True, False, False]), -float("inf"))
+
+    with nanscan.trace() as t:
+        torch.nn.functional.cross_entropy(scores(), torch.tensor([0, 1])).backward()
+    assert [(o.op, o.kind, o.phase) for o in t.origins] == [("aten.nll_loss_forward", "inf", "forward")]
+    with nanscan.trace() as t:
+        (-scores().log_softmax(-1)[:, 0].mean()).backward()  # the loss
+    assert [(o.op, o.kind) for o in t.origins] == [("aten.neg", "inf")]
+    assert t.origin.code.endswith("# the loss") and "masked -inf" in t.origin.hint
+    with nanscan.trace() as t:  # masked scores as the output of a model, with a gradient given
+        scores().backward(torch.ones(2, 3))
+    assert t.origins == []
+
+
+def test_running_statistics_that_become_nan_are_found_although_the_output_is_finite():
+    norm = torch.nn.BatchNorm1d(3)
+
+    def forward(rows):
+        arguments = norm.weight, norm.bias, norm.running_mean, norm.running_var
+        return torch.batch_norm(torch.randn(rows, 3), *arguments, True, 0.1, 1e-5, False)
+
+    with nanscan.trace(norm) as t:
+        out = forward(1)
+    assert out.isfinite().all() and (t.origin.op, t.origin.kind) == ("aten.native_batch_norm", "nan")
+    assert "running_var" in [r.name for r in t.origin.outputs if r.nan_count]
+    with nanscan.trace(norm) as t:  # an earlier step did it: not this one's fault, and the output does not depend on it
+        forward(4)
+    assert t.origins == []
+    norm.eval()
+    with nanscan.trace(norm) as t:
+        norm(torch.randn(4, 3))
+    assert (t.origin.op, t.origin.name) == ("parameter", "running_var")
+
+
+def test_running_statistics_of_a_healthy_or_frozen_layer_are_no_origin():
+    norm = torch.nn.BatchNorm2d(3)
+    with nanscan.trace(norm) as t:
+        norm(torch.randn(2, 3, 4, 4)).sum().backward()
+        norm.eval()(torch.randn(2, 3, 4, 4))
+        torch.nn.BatchNorm2d(3, track_running_stats=False)(torch.randn(2, 3, 4, 4))
+    assert t.origins == []
+
+
+def test_a_bad_input_is_called_what_the_user_calls_it_and_shown_as_the_user_has_it():
+    layer = torch.nn.TransformerEncoderLayer(8, 2, batch_first=True, dropout=0.0)
+    x = torch.randn(2, 3, 8)
+    x[1, 2, 3] = float("nan")
+    with nanscan.trace(layer) as t:
+        layer(x)  # which transposes it first
+    assert (t.origin.op, t.origin.name, t.origin.outputs[0].shape) == ("input", "src", (2, 3, 8))
+    assert t.origin.outputs[0].first_bad == (1, 2, 3) and "first in sample 1" in t.origin.hint
+
+    def attend():
+        values = torch.tensor([[[1.0, 1.0], [float("nan"), 1.0]]])
+        keep = torch.tensor([[[True, False]]])
+        zeros = torch.zeros(1, 2, 2)
+        return torch.nn.functional.scaled_dot_product_attention(zeros, zeros, values, attn_mask=keep)  # the line
+
+    with nanscan.trace() as t:
+        attend()  # has returned when its ops are scanned
+    assert (t.origin.op, t.origin.name) == ("input", "values") and t.origin.code.endswith("# the line")
+
+
+def test_a_number_written_into_a_weight_is_named_by_the_weight():
+    layer = torch.nn.Linear(3, 2)
+    with nanscan.trace(layer) as t, torch.no_grad():
+        layer.weight[0, 1] = float("nan")
+        layer(torch.ones(1, 3))
+    assert (t.origin.op, t.origin.name) == ("input", "the number written into weight")
+    with nanscan.trace() as t:
+        scores = torch.zeros(3)
+        scores[1] = float("nan")
+    assert t.origin.name == "the number written into scores"
+
+
+def test_asking_whether_a_value_is_finite_is_no_fault_and_using_it_is():
+    data = torch.tensor([1.0, float("nan")])
+    with nanscan.trace() as t:
+        torch.where(torch.isfinite(data), data, 0.0).sum()
+    assert t.origins == []
+    with nanscan.trace() as t:
+        torch.isfinite(data).all()
+        data.mul(2)
+    assert (t.origin.op, t.origin.name) == ("input", "data")
+    with nanscan.trace() as t:
+        data.abs().sum()
+    assert (t.origin.op, t.origin.name) == ("input", "data")
+
+
+def test_sparse_results_are_traced():
+    matrix = torch.tensor([[1.0, 0.0], [0.0, 2.0]]).to_sparse()
+    with nanscan.trace() as t:
+        torch.sparse.mm(matrix, matrix)
+    assert t.origins == []
+    with nanscan.trace() as t:
+        (matrix / 0.0).to_dense().sum()
+    assert t.origin.op == "aten.div"
+
+
+def test_nested_tensors_are_described_as_far_as_they_can_be():
+    rows = torch.nested.nested_tensor([torch.ones(2, 3), torch.zeros(1, 3)])
+    with nanscan.trace() as t:
+        rows.mul(float("nan"))
+    assert (t.origin.op, t.origin.outputs[0].nan_count, t.origin.outputs[0].shape) == ("aten.mul", 9, (2, -1, -1))
+
+
+def test_an_instance_norm_that_spoils_its_statistics_is_named_and_not_what_copied_them():
+    norm = torch.nn.InstanceNorm1d(3, track_running_stats=True)
+    with nanscan.trace(norm) as t:
+        norm(torch.randn(4, 3, 5) * 1e25)
+    assert t.origin.op == "aten.native_batch_norm"

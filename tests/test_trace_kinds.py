@@ -18,7 +18,7 @@ def origin_of(function, model=None):
 
 class Root(nn.Module):
     def forward(self, x):
-        y = x.relu()
+        y = x * 0
         return y.sqrt()  # the root
 
 

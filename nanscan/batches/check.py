@@ -16,7 +16,7 @@ from nanscan.batches.images import judge_scale
 from nanscan.batches.plan import Answer, Plan, Question, numbers, plan_for
 from nanscan.batches.problem import BatchProblem
 from nanscan.batches.spec import BatchSpec
-from nanscan.batches.walk import leaves_of
+from nanscan.batches.walk import leaves_of, shape_of
 from nanscan.engine.result import BadInput, Row
 
 __all__ = ["check_batch"]
@@ -86,14 +86,14 @@ def _form(batch: Any) -> tuple[Sequence[Tensor], Hashable]:
     if values is not None:
         form: list[Any] = [kind, (*batch,) if kind is dict else None]
         for value in values:
-            if type(value) is not Tensor:
+            if type(value) is not Tensor or value.is_nested:
                 break
             form.append((value.dtype, value.shape, value.layout))
         else:
             return values, tuple(form)
     leaves = leaves_of(batch)
     return [value for _, value in leaves], tuple(
-        [(steps, value.dtype, value.shape, value.layout) for steps, value in leaves]
+        [(steps, value.dtype, shape_of(value), value.layout) for steps, value in leaves]
     )
 
 

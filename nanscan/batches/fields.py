@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanscan.batches.walk import Leaf, Step, dotted, path_of
+from nanscan.batches.walk import Leaf, Step, dotted, path_of, shape_of
 
 __all__ = ["Field", "fields_of", "is_int"]
 
@@ -82,7 +82,7 @@ def _field(steps: tuple[Step, ...], plain: tuple[Step, ...], value: Tensor, batc
     role = _role(key, value, place) if key else _role_by_place(value, place, root=not steps)
     name = key or ("labels" if role == "label" else path_of(steps))
     additive = bool(_ADDITIVE.fullmatch(key.lower()))
-    return Field(steps, name, dotted(plain), batched, role, additive, value.dtype, tuple(value.shape))
+    return Field(steps, name, dotted(plain), batched, role, additive, value.dtype, shape_of(value))
 
 
 def _role(key: str, value: Tensor, place: int | None) -> str:
@@ -146,7 +146,7 @@ def _one_per_sample(place: tuple[Step, ...], items: list[Leaf], sizes: dict[tupl
         return True
     if inner != {""} or not place:
         return False
-    shapes = {tuple(value.shape) for _, value in items}
+    shapes = {shape_of(value) for _, value in items}
     beside = any(other != place and len(other) == len(place) and size == sizes[place] for other, size in sizes.items())
     pictures = all(len(shape) == 3 and shape[0] in (1, 3, 4) for shape in shapes)
     return len(shapes) > 1 or (pictures and beside)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["WIDE", "Leaf", "Step", "dotted", "leaves_of", "path_of"]
+__all__ = ["WIDE", "Leaf", "Step", "dotted", "leaves_of", "path_of", "shape_of"]
 
 # One step: ("k", key) of a mapping, ("l", index) of a list, ("t", index) of a tuple, ("a", name) of an attribute.
 Step = tuple[str, Any]
@@ -123,3 +123,14 @@ def dotted(steps: tuple[Step, ...]) -> str:
     ('labels.mask', '1', '')
     """
     return ".".join(str(key) for _, key in steps)
+
+
+def shape_of(value: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor; of a nested one (which, strided, has none) the sizes that differ are given as -1.
+
+    >>> shape_of(torch.zeros(2, 3))
+    (2, 3)
+    """
+    if value.is_nested and value.layout is torch.strided:
+        return (value.size(0), *(-1,) * (value.dim() - 1))
+    return tuple(value.shape)

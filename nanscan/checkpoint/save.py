@@ -52,8 +52,8 @@ def save(
         path: where to. ``.safetensors`` and ``.h5``/``.hdf5`` are written in those formats (dicts of tensors only);
             any other name is a torch file.
         check_finite: True refuses a state in which a floating-point or complex tensor holds a NaN or Inf; "nan" allows
-            Inf (masks hold it on purpose); False looks at nothing. Numbers outside of tensors are never looked at: a best
-            loss may well begin at inf.
+            Inf (masks hold it on purpose); False looks at nothing. Numbers outside of tensors are never looked at: a
+            best loss may well begin at inf.
         on_unpicklable: "raise" refuses a state with a value that can't be pickled, or that
             ``torch.load(weights_only=True)`` would refuse, and lists every one; "drop" leaves them out and warns. A
             scheduler's functions, which its ``state_dict()`` replaces by None, are warned about.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,7 +63,7 @@ class _Bar:
     def __init__(self, hidden: bool) -> None:
         console = status_console()
         columns = TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TimeRemainingColumn()
-        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not sys.stderr.isatty())
+        self._bar = Progress(*columns, console=console, transient=True, disable=hidden or not console.is_terminal)
         self._task = self._bar.add_task("", total=None, visible=False)
         self._path: Path | None = None
 

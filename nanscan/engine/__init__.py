@@ -22,6 +22,7 @@ __all__ = [
     "Scan",
     "active_engine",
     "clear_grads_if",
+    "copy_finite",
     "launch_grads",
     "measure_ranges",
     "scale_grads_",
@@ -47,6 +48,7 @@ class Engine(Protocol):
     def scale_grads_(self, param_groups: ParamGroups, factor: float, clip_value: float | None = None) -> None: ...
     def zero_nonfinite_grads_(self, param_groups: ParamGroups) -> None: ...
     def clear_grads_if(self, param_groups: ParamGroups, flag: Tensor) -> None: ...
+    def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool: ...
     def launch_grads(
         self,
         param_groups: ParamGroups,
@@ -127,6 +129,18 @@ def zero_nonfinite_grads_(param_groups: ParamGroups) -> None:
 def clear_grads_if(param_groups: ParamGroups, flag: Tensor) -> None:
     """Set every gradient to 0 where the 0-dim ``flag`` is 1.0, on the device, without waiting for it."""
     active_engine().clear_grads_if(param_groups, flag)
+
+
+def copy_finite(sources: list[Tensor], targets: list[Tensor]) -> bool:
+    """Copy each tensor into its target; True if no floating or complex element among them is NaN or Inf.
+
+    On the CPU everything is read once. Copies between devices are queued, not waited for.
+
+    Args:
+        sources: tensors of any dtype and layout.
+        targets: for each source a tensor of its shape and dtype, in memory of its own.
+    """
+    return active_engine().copy_finite(sources, targets)
 
 
 def launch_grads(

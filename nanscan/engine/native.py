@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanscan.engine import MeasureRanges, apply, eager
+from nanscan.engine import MeasureRanges, apply, copying, eager
 from nanscan.engine.native_cuda import CudaHooks, NativeDeferredScan
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.engine.tensors import resolve_at
@@ -32,6 +32,15 @@ class NativeEngine:
         for kind in (Tensor, torch.nn.Parameter):
             module.register_tensor_type(kind, torch.strided)
         self.measure_ranges: MeasureRanges = module.measure_ranges
+
+    def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool:
+        """See `nanscan.engine.copy_finite`."""
+        lazy = [i for i, source in enumerate(sources) if source.is_conj() or source.is_neg()]  # not as in memory
+        plain = [None if i in lazy else source for i, source in enumerate(sources)] if lazy else sources
+        finite, left = self._c.copy_tensors(plain, targets)
+        if left:
+            finite &= copying.copy_finite([sources[i] for i in left], [targets[i] for i in left], self.scan)
+        return bool(finite)
 
     def read_list(self, param_groups: Sequence[dict[str, Any]]) -> int:
         """Read the list of gradients and nothing else, for benchmarks; returns how many different ones there are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from nanscan.engine import apply, deferred, eager, reference
+from nanscan.engine import apply, copying, deferred, eager, reference
 
 
 def _serves_none(tensor: Tensor) -> None:
@@ -22,6 +22,10 @@ class EagerEngine:
     clear_grads_if = staticmethod(apply.clear_grads_if)
     launch_grads = staticmethod(deferred.launch_grads)
     measure_ranges = staticmethod(_serves_none)
+
+    def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool:
+        """See `nanscan.engine.copy_finite`."""
+        return copying.copy_finite(sources, targets, self.scan)
 
 
 class ReferenceEngine(EagerEngine):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -116,7 +117,8 @@ class CheckpointManager:
         self._on_unpicklable = on_unpicklable
         self._on_sigterm = on_sigterm
         self._background = bool(background)
-        self._writer = Writer(lambda step, snapshot: self._write(step, snapshot.result))
+        self._writer = Writer()
+        weakref.finalize(self, self._writer.send_home)
         self._told: set[str] = set()
         self._closed = False
         self._pid = os.getpid()
@@ -201,9 +203,12 @@ class CheckpointManager:
             self._writer.give_back(None)
             raise
         failed = self._writer.next_error()  # before this one can fail: that is for the next call
-        self._writer.submit(step, snapshot)
+        self._writer.submit(step, snapshot, self._write_copy)
         self._schedule.saved()
         return failed
+
+    def _write_copy(self, step: int, copied: StateCopy) -> None:
+        self._write(step, copied.result)
 
     def _write(self, step: int, state: dict[str, Any]) -> None:
         """Write one checkpoint, then let older ones go."""

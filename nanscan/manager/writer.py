@@ -21,6 +21,7 @@ class Job(NamedTuple):
 
     step: int
     snapshot: Any
+    write: Callable[[int, Any], None]
 
 
 class Writer:
@@ -28,14 +29,10 @@ class Writer:
 
     The thread is no daemon: an interpreter that exits waits for it; `end` sends it home before. At most two snapshots
     exist, whose memory is used over and over: `take_buffer` waits while both are in use. In a forked child, where the
-    thread does not exist, nothing is pending.
-
-    Args:
-        write: called in the thread as `write(step, snapshot)`.
+    thread does not exist, nothing is pending. Its owner is held only as long as there is something to write.
     """
 
-    def __init__(self, write: Callable[[int, Any], None]) -> None:
-        self._write = write
+    def __init__(self) -> None:
         # Reentrant: a signal handler of the main thread may wait here while the main thread holds it.
         self._changed = threading.Condition(threading.RLock())
         self._jobs: deque[Job] = deque()
@@ -58,10 +55,10 @@ class Writer:
             self._buffers.append(buffer)
             self._changed.notify_all()
 
-    def submit(self, step: int, snapshot: Any) -> None:
-        """Have `snapshot`, which was copied into a buffer taken before, written; returns at once."""
+    def submit(self, step: int, snapshot: Any, write: Callable[[int, Any], None]) -> None:
+        """Have `write(step, snapshot)` called in the thread; the snapshot is in a buffer taken before."""
         with self._changed:
-            self._jobs.append(Job(step, snapshot))
+            self._jobs.append(Job(step, snapshot, write))
             self._changed.notify_all()
             if self._is_served():
                 return
@@ -79,11 +76,15 @@ class Writer:
 
     def end(self) -> None:
         """`wait`, and let the thread end; a later `submit` starts another."""
+        self.send_home()
+        self.wait()
+
+    def send_home(self) -> None:
+        """Let the thread end as soon as everything is written."""
         if self._pid == os.getpid():
             with self._changed:
                 self._lingers = False
                 self._changed.notify_all()
-            self.wait()
 
     @property
     def pending(self) -> int:
@@ -124,9 +125,10 @@ class Writer:
             while (job := self._next_job()) is not None:
                 error: BaseException | None = None
                 try:
-                    self._write(job.step, job.snapshot)
+                    job.write(job.step, job.snapshot)
                 except BaseException as caught:
                     error = caught
+                del job  # the thread may wait now, and must not hold the owner
                 self._done(error)
 
     def _next_job(self) -> Job | None:

@@ -1,7 +1,8 @@
 """The backward pass: hooks on the nodes of the autograd graph, put on when it starts and taken off when it ends.
 
 A node is judged as a whole, by the gradients that went in and those that came out: what its formula makes on the way
-and masks again (the gradient of a norm at 0) is no fault.
+and masks again (the gradient of a norm at 0) is no fault. Nor is what a later node masks before any leaf gets it (the
+gradient of `logsumexp` in a row that `masked_fill` wrote): findings count once a bad gradient arrives.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ from torch import Tensor
 
 from nanscan.origin.dispatch import OpMode, scan_bad, unseen
 from nanscan.origin.frames import source_of
-from nanscan.origin.judge import Call, Judge
+from nanscan.origin.judge import Call, Finding, Judge
 from nanscan.origin.node import NodeRun, node_origin, saved_of
 from nanscan.origin.ranges import bad_counts, range_of
 from nanscan.origin.record import Origin
 from nanscan.origin.torch_private import enter, is_current, is_on_stack, leave, plain, replace_backward, sequence_nr
+from nanscan.origin.writing import loss_of_mask
 
 __all__ = ["GraphWatch", "install", "uninstall"]
 
@@ -51,14 +53,17 @@ class GraphWatch:
         self._first: Any = None  # the finding whose Inf has not become NaN yet
         self._last: tuple[Any, dict[int, int]] = (None, {})  # the last node that ran, and the memory of what it made
         self._parents: dict[Any, list[Any]] = {}
+        self._waiting: list[tuple[Finding, str | None]] = []  # count, with that note, once a bad gradient arrives
+        self._arrived = False
         self._mapped = 0
 
     def run(self, original: Callable[..., Any], roots: Sequence[Any], args: tuple[Any, ...], kwargs: Any) -> Any:
         """Run a backward pass with hooks on its graph."""
         self.mode.flush()
-        self._judge_roots(roots)
-        outer = (self._bad, self._parents)
+        bad_roots = self._judge_roots(roots)
+        outer = (self._bad, self._parents, self._waiting, self._arrived)
         self._bad, self._parents, self._mapped = False, {}, sequence_nr()
+        self._waiting, self._arrived = [], bad_roots or _keeps_inner(args, kwargs)
         handles: list[Any] = []
         own = is_current(self.mode)
         paused, self.mode.paused = self.mode.paused, True
@@ -77,15 +82,30 @@ class GraphWatch:
             for handle in handles:
                 handle.remove()
             self._last = (None, {})
-            self._bad, self._parents = outer
+            for finding, _ in self._waiting:
+                finding.consumed = True
+            self._bad, self._parents, self._waiting, self._arrived = outer
 
-    def _judge_roots(self, roots: Sequence[Any]) -> None:
-        """A loss that is Inf: whatever made it does harm."""
+    def _judge_roots(self, roots: Sequence[Any]) -> bool:
+        """A loss that is NaN or Inf: whatever made it does harm. Returns whether one is (outputs may hold a mask)."""
         tensors = [t for t in roots if isinstance(t, Tensor)]
-        if scan_bad(tensors):
+        bad = scan_bad(tensors)
+        if bad:
             for finding in [f for t in tensors for f in self.judge.made(t) if not f.is_origin]:
                 self.judge.blame(finding, "backward() was called on it")
+            losses = [t for t in tensors if id(t) in bad and t.numel() == 1]
+            with unseen():
+                for loss in losses:
+                    self._unexplained(loss)
             self.mode.found()
+            return bool(losses)
+        return False
+
+    def _unexplained(self, loss: Tensor) -> None:
+        """An Inf loss that no op made out of finite numbers: an Inf that was written on purpose has reached it."""
+        call = None if loss.grad_fn is None else self._call(loss.grad_fn)
+        if call is not None and not any(f.is_origin for f in self.judge.findings):
+            self.judge.add(loss_of_mask(call, loss.detach(), self.judge.modules))
 
     def _watch(self, roots: Sequence[Any], handles: list[Any]) -> None:
         """Put hooks on all nodes that the roots lead to."""
@@ -137,14 +157,18 @@ class GraphWatch:
             self.mode.keeper.save_grad(node.variable)
         gradient = incoming[0]
         parents = self._parents.get(node, [])
-        if gradient is None or self._bad:
+        if gradient is None:
+            return
+        if self._bad:
+            if self._waiting and scan_bad([gradient]):
+                self._arrive()
             return
         last, memory = self._last
         seen = len(parents) == 1 and parents[0] is last
         if not (seen and memory.get(_pointer(gradient)) == gradient.numel()) and scan_bad([gradient]):
             with unseen():
                 self._between(parents, plain(gradient))
-            self.mode.found()
+            self._arrive()
 
     def _before_checkpoint(self, incoming: Any) -> None:
         """Re-entrant checkpointing runs a piece of the forward pass again, and records its nodes only now."""
@@ -163,11 +187,27 @@ class GraphWatch:
     def _judge(self, node: Any, made: Any, incoming: Any, bad: dict[int, tuple[int, int]]) -> None:
         position = next(i for i, t in enumerate(made) if t is not None and id(t) in bad)
         with unseen():
-            found = self._judged(node, [plain(t) for t in made], [plain(t) for t in incoming], position)
-        if found:
-            self.mode.found()
+            self._judged(node, [plain(t) for t in made], [plain(t) for t in incoming], position)
+        if self._arrived:
+            self._arrive()
 
-    def _judged(self, node: Any, made: list[Any], incoming: list[Any], position: int) -> bool:
+    def _arrive(self) -> None:
+        """A bad gradient has reached a leaf or the caller: what was found on the way counts."""
+        self._arrived = True
+        waiting, self._waiting = self._waiting, []
+        for finding, note in waiting:
+            if note is None:
+                finding.counts = True
+            else:
+                self.judge.blame(finding, note)
+        self.mode.found()
+
+    def _add(self, origin: Origin) -> Finding:
+        finding = self.judge.add(origin, counts=False)
+        self._waiting.append((finding, None))
+        return finding
+
+    def _judged(self, node: Any, made: list[Any], incoming: list[Any], position: int) -> None:
         counts = [bad_counts(t) for t in incoming if t is not None]
         nan_in, inf_in = any(c[0] for c in counts), any(c[1] for c in counts)
         is_nan = any(t is not None and bad_counts(t)[0] for t in made)
@@ -178,37 +218,40 @@ class GraphWatch:
                 self._between(self._parents.get(node, []), worst)
             if is_nan and not nan_in:
                 self._became_nan(node)
-            return True
+            return
         run = NodeRun(node, self._call(node), tuple(made), tuple(incoming), position, saved_of(node))
-        return self._produced(run, "nan" if bad_counts(made[position])[0] else "inf")
+        self._produced(run, "nan" if bad_counts(made[position])[0] else "inf")
 
-    def _produced(self, run: NodeRun, kind: str) -> bool:
+    def _produced(self, run: NodeRun, kind: str) -> None:
         """Finite gradients went in and a bad one came out."""
         forward = self.judge.by_sequence(run.node._sequence_nr())
         if forward is not None and not forward.thrown_away:
-            if not forward.is_origin:
-                self.judge.blame(forward, f"the backward of it ({run.node.name()}) then made {_word(kind)} gradients")
-            return True
-        harmed = [f for t in run.saved.values() if isinstance(t, Tensor) for f in self.judge.made(t)]
-        harmed = [f for f in harmed if not f.thrown_away]
+            self._blame([forward], f"the backward of it ({run.node.name()}) then made {_word(kind)} gradients")
+            return
+        saved = [f for t in run.saved.values() if isinstance(t, Tensor) for f in self.judge.made(t)]
+        harmed = [f for f in saved if not f.thrown_away]
         if harmed:
-            for finding in harmed:
-                if not finding.is_origin:
-                    self.judge.blame(finding, f"{run.node.name()} then made {_word(kind)} gradients of it")
-            return True
+            self._blame(harmed, f"{run.node.name()} then made {_word(kind)} gradients of it")
+            return
         if run.saved_nan() and any(f.is_origin for f in self.judge.findings):
-            return False  # a consequence of the NaN of the forward pass
+            return  # a consequence of the NaN of the forward pass
         note = None if forward is None else "its value in forward was not finite there either, and was thrown away"
-        finding = self.judge.add(node_origin(run, kind, self.judge.modules, note))
+        finding = self._add(node_origin(run, kind, self.judge.modules, note))
         if kind == "inf" and self._first is None:
             self._first = finding
-        return True
+
+    def _blame(self, findings: list[Finding], note: str) -> None:
+        """An Inf that forward made out of finite numbers has come back as a bad gradient: it counts at once."""
+        for finding in findings:
+            if not finding.is_origin:
+                self.judge.blame(finding, note)
+        self.mode.found()
 
     def _became_nan(self, node: Any) -> None:
         """An Inf gradient met a 0 or another Inf."""
         if self._first is not None:
             call = self._call(node)
-            self.judge.blame(self._first, f"{node.name()} then made NaN of it{_line(call)}")
+            self._waiting.append((self._first, f"{node.name()} then made NaN of it{_line(call)}"))
             self._first = None
 
     def _between(self, parents: list[Any], gradient: Tensor) -> None:
@@ -218,19 +261,20 @@ class GraphWatch:
         node = self._last[0] if self._last[0] in parents or not parents else parents[-1]
         if node is None:
             given = range_of("the gradient given to backward()", gradient.detach())
-            self.judge.add(Origin(kind, "backward", "input", name=given.name, outputs=(given,)))
+            self._add(Origin(kind, "backward", "input", name=given.name, outputs=(given,)))
             return
         note = "a sum of gradients overflowed, or a hook changed it, after this node"
         run = NodeRun(node, self._call(node), (gradient,), (), 0, {})
-        self.judge.add(node_origin(run, kind, self.judge.modules, note))
+        self._add(node_origin(run, kind, self.judge.modules, note))
 
     def _checked(self, result: Any) -> Any:
         """The gradients that `torch.autograd.grad` returns."""
         tensors = [t for t in result or () if isinstance(t, Tensor)]
-        if tensors and not self._bad and scan_bad(tensors):
-            with unseen():
-                self._between([], next(t for t in tensors if bad_counts(t) != (0, 0)))
-            self.mode.found()
+        if tensors and (self._waiting or not self._bad) and scan_bad(tensors):
+            if not self._bad:
+                with unseen():
+                    self._between([], next(t for t in tensors if bad_counts(t) != (0, 0)))
+            self._arrive()
         return result
 
     def _call(self, node: Any) -> Call | None:
@@ -244,6 +288,11 @@ class GraphWatch:
             for number in range(self._mapped, now):
                 self.mode.calls.setdefault(number, call)
         self._mapped = now
+
+
+def _keeps_inner(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True for `backward(inputs=[…])`: the gradients of tensors that may be no leaves are kept."""
+    return bool(kwargs.get("accumulate_grad")) and len(args) > 3 and bool(args[3])
 
 
 def _node_of(root: Any) -> Any:

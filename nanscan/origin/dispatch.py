@@ -90,12 +90,12 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sequence = sequence_nr() - 1
         if sequence not in self.calls:
             self.calls[sequence] = call
-        self._add(Run(call, kind, args, kwargs or {}, out, sequence))
+        self._add(Run(call, kind, args, kwargs or {}, out, sequence, (), frame))
         return out
 
     def _add(self, run: Run) -> None:
         out = run.outputs
-        if type(out) is Tensor and (out.dtype.is_floating_point or out.is_complex()):
+        if type(out) is Tensor and (out.dtype.is_floating_point or out.is_complex()) and out.layout is torch.strided:
             self._runs.append(run)
             self._outputs.append(out)
             self._bytes += out.nbytes
@@ -115,14 +115,17 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _writing(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> Any:
         """An op that overwrites memory: what waits is scanned first, together with what is about to be lost."""
         written = kind.written(args, kwargs)
+        statistics = kind.updated(args)
         if self.keeper is not None:
-            self.keeper.save(written)
-            self.keeper.save([args[i] for i in kind.statistics if i < len(args) and isinstance(args[i], Tensor)])
+            self.keeper.save([*written, *statistics])
+        statistics = statistics[-1:]  # the variance, which breaks first; each costs a copy
+        if any(waiting is t for t in statistics for waiting in self._outputs):  # of an instance norm: made just before
+            self.flush()
         targets = _floats(written)
-        before: list[tuple[Tensor, Counts, Tensor | None]] = []
+        before: list[tuple[Tensor, Counts | None, Tensor | None]] = [(t, None, t.clone()) for t in statistics]
         if targets:
             counts = self.flush(() if kind.fresh or kind.random else targets)
-            before = [(t, counts.get(id(t), (0, 0)), None if kind.fresh else _copy(func, t)) for t in targets]
+            before += [(t, counts.get(id(t), (0, 0)), None if kind.fresh else _copy(func, t)) for t in targets]
         out = func(*args, **kwargs)
         if kind.random or not (targets or kind.statistics):
             return out
@@ -131,7 +134,9 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         sequence = sequence_nr() - 1
         self.calls.setdefault(sequence, call)
         outputs = out if out is not None and not kind.writes_named else targets
-        self._add(Run(call, kind, args, kwargs, outputs, sequence, tuple(before)))
+        if statistics:
+            kind, outputs = kind._replace(first=False), [out[0], *statistics]
+        self._add(Run(call, kind, args, kwargs, outputs, sequence, tuple(before), frame))
         return out
 
     def flush(self, extra: Sequence[Tensor] = ()) -> dict[int, Counts]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from nanscan.origin.frames import Place
 from nanscan.origin.modules import ModuleStack, storage_key
-from nanscan.origin.ops import Kind, drops_values, fills_with_inf, tensors_in
+from nanscan.origin.ops import Kind, drops_values, ends_in_inf, fills_with_inf, tensors_in
 from nanscan.origin.ranges import Counts, bad_counts
 from nanscan.origin.record import Origin
 from nanscan.origin.torch_private import WeakStorage
@@ -39,7 +40,9 @@ class Run(NamedTuple):
     kwargs: dict[str, Any]
     outputs: Any
     sequence: int
-    before: tuple[tuple[Tensor, Counts, Tensor | None], ...] = ()  # what it overwrote: tensor, its counts, a copy
+    # What it overwrote: tensor, its counts (None for running statistics, on which the output does not depend), a copy.
+    before: tuple[tuple[Tensor, Counts | None, Tensor | None], ...] = ()
+    frame: FrameType | None = None  # that called it: what the user's variables are called
 
     def inputs(self) -> list[Tensor]:
         return list(tensors_in((*self.args, *self.kwargs.values())))
@@ -84,7 +87,7 @@ class Judge:
     modules: ModuleStack
     findings: list[Finding] = field(default_factory=list)
     _holders: dict[int, tuple[Any, list[Finding]]] = field(default_factory=dict)
-    _outside: set[int] = field(default_factory=set)
+    _outside: dict[int, Finding] = field(default_factory=dict)
 
     @property
     def watching(self) -> bool:
@@ -100,7 +103,7 @@ class Judge:
     def batch(self, runs: Iterable[Run], bad: Callable[[Tensor], Counts | None]) -> None:
         """Look at ops in order; `bad` gives the counts of an output, None if it is finite."""
         for run in runs:
-            found = [(i, t, c) for i, t, c in _outputs(run, bad)]
+            found = [(i, t, c) for i, t, c in _outputs(run, bad) if not _was_bad(run, t)]
             if found:
                 self._judge(run, *found[0])
             elif self._holders:
@@ -113,11 +116,13 @@ class Judge:
         made: list[Finding] = []
         if counts[0] and (not nan_in or _new_places(run, output, torch.isnan)):
             made = self._new_nan(run, position, sources)
-        elif not counts[0] and not inputs and not fills_with_inf(run.args, run.kwargs):
+        elif not counts[0] and _makes_inf(run, inputs, nan_in):
             made = [self._add(forward_origin(run, position, "inf", self.modules), False, run.sequence)]
         elif nan_in and not sources:
             made = self._from_outside(run, inputs)
         else:
+            for finding in sources:
+                finding.counts = finding.counts or (counts[0] > 0 and finding.origin.kind == "nan")
             self._parameters(run, inputs)
         self._hold(output, made or sources)
 
@@ -132,11 +137,15 @@ class Judge:
     def _from_outside(self, run: Run, inputs: list[tuple[Tensor, Counts]]) -> list[Finding]:
         tensor = next(t for t, c in inputs if c[0])
         key = storage_key(tensor)
-        if key is not None and key in self._outside:
-            return []
+        known = None if key is None else self._outside.get(key)
+        only_asked = run.call.func is torch.ops.aten.abs.default  # as `torch.isfinite` does; any other op uses it
+        if known is not None:
+            known.counts = known.counts or not only_asked
+            return [known]
+        finding = self._add(input_origin(run, tensor, "nan", self.modules), not only_asked)
         if key is not None:
-            self._outside.add(key)
-        return [self._add(input_origin(run, tensor, "nan", self.modules), True)]
+            self._outside[key] = finding
+        return [finding]
 
     def _parameters(self, run: Run, inputs: list[tuple[Tensor, Counts]]) -> None:
         """A weight that is Inf is no mask."""
@@ -144,17 +153,14 @@ class Judge:
             named = self.modules.tensor_name(tensor) if counts[1] and not self.made(tensor) else None
             key = storage_key(tensor)
             if named is not None and named[0] == "parameter" and key is not None and key not in self._outside:
-                self._outside.add(key)
-                self._add(input_origin(run, tensor, "inf", self.modules), True)
+                self._outside[key] = self._add(input_origin(run, tensor, "inf", self.modules), True)
 
     def _bad_inputs(self, run: Run) -> list[tuple[Tensor, Counts]]:
-        before = {id(tensor): counts for tensor, counts, _ in run.before}
+        before = {id(tensor): None if run.kind.fresh else counts for tensor, counts, _ in run.before}
         found = []
         for tensor in run.inputs():
-            if run.kind.fresh and id(tensor) in before:
-                continue
             counts = before[id(tensor)] if id(tensor) in before else bad_counts(tensor)
-            if counts != (0, 0):
+            if counts is not None and counts != (0, 0):
                 found.append((tensor, counts))
         return found
 
@@ -206,9 +212,9 @@ class Judge:
         """The finding of the forward op that an autograd node belongs to."""
         return next((f for f in self.findings if f.sequence == sequence >= 0), None)
 
-    def add(self, origin: Origin) -> Finding:
+    def add(self, origin: Origin, counts: bool = True) -> Finding:
         """An origin that the backward pass found."""
-        return self._add(origin, True)
+        return self._add(origin, counts)
 
     def _add(self, origin: Origin, counts: bool, sequence: int = -1) -> Finding:
         finding = Finding(origin, counts, len(self.findings), sequence)
@@ -223,6 +229,21 @@ def _outputs(run: Run, bad: Callable[[Tensor], Counts | None]) -> Iterator[tuple
         counts = bad(tensor)
         if counts is not None:
             yield position, tensor, counts
+
+
+def _was_bad(run: Run, output: Tensor) -> bool:
+    """True for running statistics that an earlier step has spoilt: in training they are only carried along."""
+    return any(
+        tensor is output and counts is None and copy is not None and bad_counts(copy) != (0, 0)
+        for tensor, counts, copy in run.before
+    )
+
+
+def _makes_inf(run: Run, inputs: list[tuple[Tensor, Counts]], nan_in: bool) -> bool:
+    """True if the Inf that came out is to be followed: made of finite numbers, or a loss that picked a masked class."""
+    if not inputs:
+        return not fills_with_inf(run.args, run.kwargs)
+    return not nan_in and ends_in_inf(run.call.func)
 
 
 def _new_places(run: Run, output: Tensor, test: Callable[[Tensor], Tensor]) -> bool:

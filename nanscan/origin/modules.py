@@ -88,14 +88,15 @@ class ModuleStack:
         roots = [] if self._model is None else [("", self._model)]
         return roots + [(type(root).__name__, root) for root in self._roots.values()]
 
-    def argument_name(self, tensor: Tensor) -> str | None:
-        """The name of the argument of the outermost module's forward that shares memory with `tensor`, if one does."""
+    def argument(self, tensor: Tensor) -> tuple[str, Tensor] | None:
+        """Name and value of the argument of the outermost module's forward that shares memory with `tensor`."""
         key = storage_key(tensor)
         for reference, module, position in self._given:
             given = reference()
             if given is not None and key is not None and storage_key(given) == key:
                 names = list(inspect.signature(module.forward).parameters)
-                return names[position] if position < len(names) else f"{names[-1]}[{position - len(names) + 1}]"
+                last = f"{names[-1]}[{position - len(names) + 1}]"
+                return (names[position] if position < len(names) else last), given
         return None
 
     def tensor_name(self, tensor: Tensor) -> tuple[str, str] | None:

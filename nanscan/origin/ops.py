@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Kind", "aten_name", "drops_values", "fills_with_inf", "kind_of", "tensors_in"]
+__all__ = ["Kind", "aten_name", "drops_values", "ends_in_inf", "fills_with_inf", "kind_of", "tensors_in"]
 
 # fmt: off
 _FACTORIES = frozenset({
@@ -37,7 +37,9 @@ _FIRST_ONLY_NAMES = frozenset({
     "_ctc_loss", "max_pool2d_with_indices",
 })
 # fmt: on
+_TRAINING = 5  # position of the flag of a batch norm
 _STATISTICS = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
+_PICKS = frozenset({"nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss2d"})
 _DROPS = frozenset({"where", "masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"})
 
 
@@ -69,6 +71,12 @@ class Kind(NamedTuple):
         values = [args[i] for i in self.writes if i < len(args)]
         values += [kwargs[name] for name in self.writes_named if kwargs and name in kwargs]
         return list(tensors_in(values))
+
+    def updated(self, args: Sequence[Any]) -> list[Tensor]:
+        """The running statistics that this call updates: those of a batch norm in training."""
+        if not self.statistics or len(args) <= _TRAINING or args[_TRAINING] is not True:
+            return []
+        return [args[i] for i in self.statistics if isinstance(args[i], Tensor)]
 
 
 def kind_of(func: Any) -> Kind:
@@ -111,6 +119,11 @@ def fills_with_inf(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """True if the caller wrote an Inf into the call: `x.masked_fill(mask, -inf)`, `torch.where(keep, x, -inf)`."""
     numbers = (value for value in (*args, *kwargs.values()) if isinstance(value, float))
     return any(math.isinf(value) for value in numbers)
+
+
+def ends_in_inf(func: Any) -> bool:
+    """True if an Inf that comes out is bad whatever went in: a loss that picked a class that was masked with -inf."""
+    return func._schema.name.rpartition("::")[2] in _PICKS
 
 
 def drops_values(func: Any) -> bool:

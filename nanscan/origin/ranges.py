@@ -13,7 +13,7 @@ from nanscan.engine.tensors import full_index, full_shape
 from nanscan.names import dtype_name
 from nanscan.origin.record import TensorRange
 
-__all__ = ["Counts", "bad_counts", "element_at", "first_bad_of", "range_of"]
+__all__ = ["Counts", "bad_counts", "element_at", "first_bad_of", "range_of", "shape_of"]
 
 Counts = tuple[int, int]
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -41,6 +41,8 @@ def first_bad_of(tensor: Tensor) -> tuple[int, ...] | None:
 
 def element_at(tensor: Tensor, shape: Sequence[int], index: Sequence[int]) -> float | str | None:
     """The element that broadcasting to `shape` puts at `index`; None if the tensor does not broadcast to it."""
+    if tensor.is_nested:
+        return None
     own = tuple(tensor.shape)
     if tensor.layout is not torch.strided or len(own) > len(shape) or tensor.numel() == 0:
         return None
@@ -57,7 +59,7 @@ def range_of(name: str, tensor: Tensor, shape: Sequence[int] = (), index: Sequen
     low, high = _finite_range(tensor)
     return TensorRange(
         name=name,
-        shape=_shape(tensor),
+        shape=shape_of(tensor),
         dtype=dtype_name(tensor.dtype),
         device=str(tensor.device),
         min=low,
@@ -69,7 +71,10 @@ def range_of(name: str, tensor: Tensor, shape: Sequence[int] = (), index: Sequen
     )
 
 
-def _shape(tensor: Tensor) -> tuple[int, ...]:
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor, sharded ones as a whole; sizes that differ within a nested one are given as -1."""
+    if tensor.is_nested and tensor.layout is torch.strided:
+        return (tensor.size(0), *(-1,) * (tensor.dim() - 1))
     try:
         return full_shape(tensor)
     except BadInput:
@@ -77,7 +82,7 @@ def _shape(tensor: Tensor) -> tuple[int, ...]:
 
 
 def _finite_range(tensor: Tensor) -> tuple[float | None, float | None]:
-    if tensor.is_complex() or tensor.numel() == 0 or tensor.is_meta:
+    if tensor.is_complex() or tensor.numel() == 0 or tensor.is_meta or tensor.is_nested:
         return None, None
     values = tensor.detach()
     if values.layout is torch.sparse_coo:

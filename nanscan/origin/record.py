@@ -166,7 +166,6 @@ class OpEvent:
         module: dotted path, None outside of any module.
         module_type: class name of that module, such as `"BatchNorm1d"`; None outside of any.
         code: the user's source line.
-        then: the op that turned an Inf gradient into NaN, None if none did.
         zero_gradient: in backward: True if the incoming gradient is exactly 0 at the bad element (the `where` trick).
     """
 
@@ -183,7 +182,6 @@ class OpEvent:
     module: str | None = None
     module_type: str | None = None
     code: str = ""
-    then: str | None = None
     zero_gradient: bool = False
 
 

@@ -119,8 +119,9 @@ def trace(model: nn.Module | None = None, on_origin: Literal["record", "raise"] 
 
     Found is the op that *made* it, as against those that passed it on: its inputs were finite and its output is not.
     A NaN always counts. An Inf counts if an op made it out of finite numbers and it then did harm (became NaN, the
-    loss, or a bad gradient) or was left as a result; the -inf of a mask or of padding never does. In backward a node of
-    the autograd graph is judged by its gradients and named with the forward line that recorded it.
+    loss, or a bad gradient) or was left as a result; the -inf of a mask or of padding does not, unless it reaches the
+    loss. In backward a node of the autograd graph is judged by its gradients, counts if a bad one reaches a leaf, and
+    is named with the forward line that recorded it.
 
     Nothing that is computed changes, to the last bit, and no random number is drawn. After the `with` no tensor of it
     is kept.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +12,13 @@ from torch import Tensor
 from nanscan.origin.frames import INTERNAL, Place, Source, owner_of, source_of
 from nanscan.origin.modules import ModuleStack, storage_key
 from nanscan.origin.ops import aten_name, tensors_in
-from nanscan.origin.ranges import first_bad_of, range_of
+from nanscan.origin.ranges import bad_counts, first_bad_of, range_of, shape_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
 
 if TYPE_CHECKING:
-    from nanscan.origin.judge import Run
+    from nanscan.origin.judge import Call, Run
 
-__all__ = ["forward_origin", "hint_of", "input_origin", "source_and_note"]
+__all__ = ["forward_origin", "hint_of", "input_origin", "loss_of_mask", "source_and_note"]
 
 
 def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> Origin:
@@ -46,7 +46,7 @@ def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> 
     )
     pointwise = run.kind.pointwise
     ranges = tuple(
-        range_of(name, t, output.shape, index if pointwise else None)
+        range_of(name, t, shape_of(output), index if pointwise else None)
         for name, t in zip(names, inputs, strict=True)
         if t is not None
     )
@@ -60,22 +60,27 @@ def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> 
         line=source.line,
         code=source.code,
         inputs=ranges,
-        outputs=_output_ranges(outputs, output),
+        outputs=_output_ranges(outputs, output, modules),
         name=None if parameter is None else parameter[1],
         note=note,
         hint=hint_of(event),
     )
 
 
-def _output_ranges(outputs: Sequence[Tensor], bad: Tensor) -> tuple[TensorRange, ...]:
+def _output_ranges(outputs: Sequence[Tensor], bad: Tensor, modules: ModuleStack) -> tuple[TensorRange, ...]:
     index = first_bad_of(bad)
     if len(outputs) == 1:
-        return (range_of("output", bad, bad.shape, index),)
+        return (range_of("output", bad, shape_of(bad), index),)
     return tuple(
-        range_of(f"output {i}", t.detach(), t.shape, index if t.shape == bad.shape else None)
+        range_of(_output_name(i, t, modules), t.detach(), shape_of(t), index if shape_of(t) == shape_of(bad) else None)
         for i, t in enumerate(outputs)
         if t.is_floating_point() or t.is_complex()
     )
+
+
+def _output_name(position: int, tensor: Tensor, modules: ModuleStack) -> str:
+    named = modules.tensor_name(tensor)
+    return f"output {position}" if named is None else named[1]  # running statistics
 
 
 def _as_it_was(run: Run, tensor: Tensor) -> Tensor | None:
@@ -101,18 +106,15 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack) -> O
     named = modules.tensor_name(tensor)
     source, note = source_and_note(run.call.place)
     what = "input" if named is None else "parameter"
-    name = named[1] if named is not None else modules.argument_name(tensor) or _variable(tensor)
-    if name is None:
-        position = next(i for i, other in enumerate(run.inputs()) if other is tensor)
-        name = f"{_input_name(run, position, tensor, modules)} of {aten_name(run.call.func)}"
+    name, value = (named[1], tensor) if named is not None else _outside_name(run, tensor, modules)
     if named is not None and named[0] == "buffer":
         note = _both("it is a buffer", note)
     event = OpEvent(
         op=what,
         phase="forward",
         kind=kind,
-        outputs=(tensor.detach(),),
-        first_bad=first_bad_of(tensor) or (),
+        outputs=(value.detach(),),
+        first_bad=first_bad_of(value) or (),
         module=modules.path(run.call.module),
         module_type=None if run.call.module is None else type(run.call.module).__name__,
         code=source.code,
@@ -125,24 +127,58 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack) -> O
         file=source.file,
         line=source.line,
         code=source.code,
-        outputs=(range_of(name, tensor.detach()),),
+        outputs=(range_of(name, value.detach()),),
         name=name,
         note=_both(f"it was read by {aten_name(run.call.func)}", note),
         hint=hint_of(event),
     )
 
 
-def _variable(tensor: Tensor) -> str | None:
+def loss_of_mask(call: Call, loss: Tensor, modules: ModuleStack) -> Origin:
+    """The origin for a loss that is Inf although every op that made an Inf was given one: the op that gave the loss."""
+    source, inner = source_and_note(call.place)
+    note = "no op made it out of finite numbers: an Inf that was written on purpose (a mask) reached the loss"
+    return Origin(
+        kind="inf",
+        phase="forward",
+        op=aten_name(call.func),
+        module=modules.path(call.module),
+        file=source.file,
+        line=source.line,
+        code=source.code,
+        outputs=(range_of("output", loss),),
+        note=_both(note, inner),
+        hint=(
+            "a masked -inf is among what the loss adds up: the target class, action or token is one that the mask "
+            "forbids, or a row is masked altogether. Leave such targets and rows out (ignore_index, a where before the "
+            "mean), or mend the mask; nanscan.check_batch looks at labels and padding."
+        ),
+    )
+
+
+def _outside_name(run: Run, tensor: Tensor, modules: ModuleStack) -> tuple[str, Tensor]:
+    """What the user calls a tensor that came in from outside, and it as the user has it (not as a transposed view)."""
+    found = modules.argument(tensor) or _variable(tensor, run.frame)
+    if found is not None:
+        return found if bad_counts(found[1]) != (0, 0) else (found[0], tensor)
+    if aten_name(run.call.func) in ("aten.copy_", "aten.fill_") and tensor.dim() == 0:  # x[i, j] = nan
+        known, held = modules.tensor_name(run.args[0]), _variable(run.args[0], run.frame)
+        written = known[1] if known is not None else held[0] if held is not None else "a tensor"
+        return f"the number written into {written}", tensor
+    position = next(i for i, other in enumerate(run.inputs()) if other is tensor)
+    return f"{_input_name(run, position, tensor, modules)} of {aten_name(run.call.func)}", tensor
+
+
+def _variable(tensor: Tensor, frame: FrameType | None) -> tuple[str, Tensor] | None:
     """What the user calls a tensor: the variable that holds it in the nearest of the user's frames."""
     key = storage_key(tensor)
-    frame = sys._getframe(1)
     while frame is not None and key is not None:
         if owner_of(frame.f_code) != INTERNAL:
             for name, value in list(frame.f_locals.items()):
                 for path, item in _items(name, value):
                     if item is tensor or storage_key(item) == key:
-                        return path
-        frame = frame.f_back  # type: ignore[assignment]
+                        return path, item
+        frame = frame.f_back
     return None
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,6 @@ from nanscan.state_copy import StateCopy, memory_id
 
 __all__ = ["Memory", "Moment", "Saved"]
 
-_PIECE_BYTES = 1 << 20  # is copied, and then scanned while it is still in the processor's cache
 _GROWN = 2.0  # a newer copy with weights so many times as large may have been taken on the way to the divergence
 
 
@@ -85,8 +83,7 @@ class Memory:
     def take(self, moment: Moment) -> tuple[TensorReport, ...]:
         """Copy the present state if it is finite; returns what is bad, () if it was taken.
 
-        Everything is read once: a piece is copied, then scanned while it is still in the cache. Whatever happens in
-        the middle, the newest copy before this call stays whole.
+        Everything is read once. Whatever happens in the middle, the newest copy before this call stays whole.
         """
         spare = self._spare or self.older
         self.older, self._spare = None, spare
@@ -124,52 +121,22 @@ class Memory:
 
     @torch.no_grad()
     def _fill(self, work: StateCopy, saved: Saved) -> tuple[TensorReport, ...]:
-        """Copy and scan, piece by piece; stops where something bad is found."""
+        """Copy and look; stops where something bad is found."""
         looked = self.newest is None  # has the whole state been looked at by name?
         if looked and (bad := self._check.bad()):
             return bad
-        nan, inf = 0, 0
-        for sources, targets in _pieces(work):
-            if targets:
-                torch._foreach_copy_(targets, sources, non_blocking=True)
-            scan = engine.scan([source for source in sources if _can_hold_nan(source)])
-            if not scan.finite and not looked:
-                looked = True
-                if bad := self._check.bad():
-                    return bad
-            nan, inf = nan + scan.nan_count, inf + scan.inf_count
+        apart = engine.scan([source for source in work.apart if _can_hold_nan(source)])
+        finite = engine.copy_finite([source for source, _ in work.pairs], [target for _, target in work.pairs])
+        if not (finite and apart.finite) and not looked and (bad := self._check.bad()):
+            return bad
         saved.devices = {memory_id(t): s.device for s, t in work.pairs if s.device != t.device}
         if saved.devices:
             torch.cuda.synchronize()
-        saved.nonfinite = nan, inf
         saved.floats = [target for _, target in work.pairs if _can_hold_nan(target)]
+        if not finite:
+            scan = engine.scan(saved.floats)
+            saved.nonfinite = scan.nan_count, scan.inf_count
         return ()
-
-
-def _pieces(work: StateCopy) -> Iterator[tuple[list[Tensor], list[Tensor]]]:
-    """Tensors, or parts of large ones, to be copied together, and where to; first those that are only to be scanned."""
-    yield work.apart, []
-    sources: list[Tensor] = []
-    targets: list[Tensor] = []
-    room = _PIECE_BYTES
-    for source, target in work.pairs:
-        size = source.nbytes
-        if size > _PIECE_BYTES and _can_be_cut(source, target):
-            step = _PIECE_BYTES // source.element_size()
-            parts = torch.split(source.view(-1), step), torch.split(target.view(-1), step)
-            yield from (([one], [other]) for one, other in zip(*parts, strict=True))
-            continue
-        if size > room and sources:
-            yield sources, targets
-            sources, targets, room = [], [], _PIECE_BYTES
-        sources.append(source)
-        targets.append(target)
-        room -= size
-    yield sources, targets
-
-
-def _can_be_cut(source: Tensor, target: Tensor) -> bool:
-    return source.device.type == "cpu" and source.is_contiguous() and target.is_contiguous()
 
 
 def _place(tensor: Tensor) -> torch.device:

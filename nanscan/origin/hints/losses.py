@@ -44,6 +44,23 @@ def _weightless(view: View) -> str | None:
     return f"the weights of all target classes in the batch ({classes}) are 0, and the mean divides by their sum"
 
 
+def _masked_target(view: View) -> str | None:
+    """Index targets whose class has a log-probability of -inf."""
+    found, scores = _targets(view), view.operand(0)
+    if found is None or view.nan or not isinstance(scores, Tensor) or scores.dim() < 1:
+        return None
+    targets, ignored = found
+    dim = 0 if scores.dim() == 1 else 1
+    safe = targets.masked_fill(targets == ignored, 0).long().unsqueeze(dim)
+    bad = ((scores.gather(dim, safe).squeeze(dim) == -math.inf) & (targets != ignored)).reshape(targets.shape).nonzero()
+    if len(bad) == 0:
+        return None
+    place = bad[0].tolist()
+    where = f"sample {place[0]}" + (f" at {place[1:]}" if len(place) > 1 else "") if place else "the sample"
+    label = int(targets[tuple(place)])
+    return f"{where} has target class {label}, whose log-probability is -inf ({len(bad)} of {targets.numel()} targets)"
+
+
 def _ctc(view: View) -> str | None:
     """Repeated labels need a blank between them, so an alignment needs their number more time steps."""
     targets, inputs, lengths = (_as_list(view.operand(i)) for i in (1, 2, 3))
@@ -103,6 +120,13 @@ ROWS = (
         "the mean divides by the sum of the class weights of the targets, which is 0",
         "Give every class that occurs a positive weight, or use ignore_index",
         _weightless,
+    ),
+    Row(
+        "cross-entropy of a masked class",
+        _NLL,
+        "the logit of the target class was masked with -inf, or its probability is 0, so the loss is Inf",
+        "Mend the mask so that it never covers the target, give such samples ignore_index, or mask with -1e4",
+        _masked_target,
     ),
     Row(
         "CTC without a possible alignment",

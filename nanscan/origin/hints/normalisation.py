@@ -34,6 +34,25 @@ def _running_var(view: View) -> str | None:
     return f"running_var is {kind} ({short(value)}) with eps={short(eps)} in {places(unusable)}"
 
 
+def _one_value(view: View) -> str | None:
+    values, training = view.operand(0), view.setting(5, "training")
+    if training is not True or not isinstance(values, torch.Tensor) or values.dim() < 2 or view.event.output == 0:
+        return None
+    if values.numel() != values.shape[1]:
+        return None
+    return f"one value per channel (input {list(values.shape)}): the unbiased variance for running_var divides by 0"
+
+
+def _statistics_overflow(view: View) -> str | None:
+    values = view.operand(0)
+    if view.nan or view.event.output == 0 or not isinstance(values, torch.Tensor):
+        return None
+    largest = float(values.abs().max())
+    return (
+        f"the running statistics became Inf{view.where}: the input is up to {short(largest)}, and they hold its square"
+    )
+
+
 def _constant(view: View) -> str | None:
     values, eps = view.operand(0), _eps(view)
     if eps is None or not isinstance(values, torch.Tensor) or not bool(values.isfinite().all()):
@@ -56,6 +75,20 @@ ROWS = (
         "in eval a running variance that is 0 with eps=0, negative or NaN goes under the root",
         "Give the layer an eps of 1e-5 and reset_running_stats(); a NaN came from a bad batch or one of one value",
         _running_var,
+    ),
+    Row(
+        "BatchNorm over one value per channel",
+        _BATCH,
+        "in training the running variance divides by n - 1, which is 0: the output is fine, running_var stays NaN",
+        "Use larger batches (drop_last=True), GroupNorm, or put the layer in eval(); then reset_running_stats()",
+        _one_value,
+    ),
+    Row(
+        "running statistics overflow",
+        _BATCH,
+        "the variance of a huge input is beyond the dtype: the output is 0, and so it stays in eval",
+        "Look where the huge input comes from, and reset_running_stats()",
+        _statistics_overflow,
     ),
     Row(
         "normalisation with eps=0",

@@ -1,0 +1,102 @@
+"""Copies that look on the way: the same bits as torch's, and every NaN and Inf is noticed, whatever the engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from nanscan import engine
+from nanscan.engine.native import NativeEngine
+from nanscan.engine.torch_engines import EagerEngine
+
+FLOATS = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.complex64, torch.complex128]
+OTHERS = [torch.int64, torch.uint8, torch.bool, torch.int16]
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.fixture(params=["native", "eager"])
+def copy_finite(request: pytest.FixtureRequest):
+    if request.param == "eager":
+        return EagerEngine().copy_finite
+    native = engine.active_engine()
+    assert isinstance(native, NativeEngine)
+    return native.copy_finite
+
+
+def made(dtype: torch.dtype, count: int) -> Tensor:
+    if dtype in OTHERS:
+        return torch.randint(0, 2, (count,)).to(dtype)
+    return (torch.randn(count, dtype=torch.complex128 if dtype.is_complex else torch.float64) * 1e-3).to(dtype)
+
+
+def bits(tensor: Tensor) -> bytes:
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes() if tensor.numel() else b""
+
+
+@pytest.mark.parametrize("dtype", FLOATS + OTHERS, ids=str)
+@pytest.mark.parametrize("count", [0, 1, 3, 31, 33, 1000, 100_003, 700_001])
+def test_copies_are_the_same_bits(copy_finite, dtype, count):
+    source = made(dtype, count)
+    target = torch.zeros_like(source)
+    assert copy_finite([source], [target])
+    assert bits(source) == bits(target)
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("bad", [NAN, -NAN, INF, -INF])
+@pytest.mark.parametrize("place", [0, 1, 17, 65_535, 65_536, 131_071, 300_000])
+def test_one_bad_element_is_noticed_and_copied(copy_finite, dtype, bad, place):
+    good, source = made(dtype, 10), made(dtype, 300_001)
+    source[place] = bad
+    targets = [torch.zeros_like(good), torch.zeros_like(source)]
+    assert not copy_finite([good, source], targets)
+    assert bits(targets[1]) == bits(source)
+    assert copy_finite([good], targets[:1])
+
+
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+def test_the_largest_and_smallest_numbers_are_finite(copy_finite, dtype):
+    real = dtype.to_real() if dtype.is_complex else dtype
+    info = torch.finfo(real)
+    source = torch.tensor([info.max, info.min, info.tiny, info.smallest_normal, 0.0, -0.0], dtype=real)
+    source = torch.cat([source, (source / 2).where(source.abs() < 1, source)])  # denormal
+    source = torch.complex(source.double(), source.double()).to(dtype) if dtype.is_complex else source
+    target = torch.zeros_like(source)
+    assert copy_finite([source], [target])
+    assert bits(source) == bits(target)
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2], ids=str)
+def test_float8_is_left_to_the_framework_and_noticed_too(copy_finite, dtype):
+    source = torch.tensor([1.0, 448.0]).to(dtype)
+    target = torch.zeros(2).to(dtype)
+    assert copy_finite([source], [target])
+    assert target.float().tolist() == [1.0, 448.0]
+    assert not copy_finite([torch.tensor([1.0, NAN]).to(dtype)], [target])
+
+
+def test_layouts_that_are_not_flat_memory_are_copied_by_their_elements(copy_finite):
+    base = torch.randn(6, 8)
+    odd = torch.frombuffer(bytearray(4 * 5 + 1), dtype=torch.float32, offset=1, count=5).copy_(torch.arange(5.0))
+    number = torch.tensor([1 + 2j, 3 - 4j])
+    sources = [base.t(), base[::2, ::3], torch.ones(1).expand(4), number.conj(), number.conj().imag, odd]
+    sources.append(torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last))
+    targets = [torch.full_like(source.resolve_neg().resolve_conj().contiguous(), 7) for source in sources]
+    assert copy_finite(sources, targets)
+    for source, target in zip(sources, targets, strict=True):
+        assert torch.equal(source, target)
+    base[4, 6] = NAN
+    assert not copy_finite(sources, targets)
+
+
+def test_a_parameter_and_its_gradient_history_are_left_alone(copy_finite):
+    weight = torch.nn.Parameter(torch.randn(3))
+    target = torch.zeros(3)
+    assert copy_finite([weight], [target])
+    assert torch.equal(weight.detach(), target) and not target.requires_grad and weight.grad_fn is None
+
+
+def test_as_many_targets_as_sources_are_needed(copy_finite):
+    with pytest.raises(ValueError):
+        copy_finite([torch.ones(1)], [])
