@@ -13,6 +13,7 @@
 #include "cpu_ranges.h"
 #include "cuda_bridge.h"
 #include "parallel.h"
+#include "python_copy.h"
 #include "python_tensors.h"
 #include "scaled_sum.h"
 #include "scan_cuda.h"

@@ -9,7 +9,6 @@
 #include <utility>
 #include <vector>
 
-#include "cpu_copy.h"
 #include "dlpack_abi.h"
 #include "layout.h"
 #include "scan_cpu.h"
@@ -24,6 +23,15 @@ struct Unserved : std::runtime_error {
 // Teaches the engine an exact tensor type. `strided` is the framework's marker of ordinary layout (torch.strided) or
 // None.
 void register_tensor_type(pybind11::type type, pybind11::object strided);
+
+// Reads a tensor through its table. False: not served (no Python error is left set).
+bool read_view(PyObject* object, dlpack::Tensor* view);
+
+// False: not an element type of this engine.
+bool find_dtype(const dlpack::DataType& type, DType* out);
+
+// Start of the process's heap: an address below it is no allocation but the offset of a view into freed storage.
+uintptr_t lowest_allocation();
 
 // The unique tensors on one device, in order of position.
 struct DeviceGroup {
@@ -96,10 +104,6 @@ class Gathered {
   int32_t position_ = 0;
   bool extra_ = false;
 };
-
-// Notes the copy of `source` into `target`, both row-major in the host's memory, of equal type and shape and apart.
-// False: one of them is not, and the framework has to copy it.
-bool add_copy(pybind11::handle source, pybind11::handle target, std::vector<CopyJob>* jobs);
 
 // The current stream of a device as the framework sees it (dlpack current_work_stream).
 void* current_stream(const dlpack::Device& device);
