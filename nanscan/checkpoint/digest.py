@@ -16,6 +16,7 @@ from typing import NamedTuple
 import xxhash
 
 from nanscan.checkpoint import layout
+from nanscan.checkpoint.turns import give_way
 from nanscan.checkpoint.writer import CHUNK, PART, DigestingWriter
 from nanscan.errors import CorruptCheckpoint
 
@@ -106,6 +107,7 @@ def _regions(
     fd: int, member: layout.Member, written: DigestingWriter, tensors: Mapping[str, Sequence[str]]
 ) -> Iterator[Region]:
     """The member as one region, a long one as several."""
+    give_way()
     start = layout.data_start(os.pread(fd, 30, member.header), member.header)
     folder, _, key = member.name.partition("/")[2].rpartition("/")
     paths = tuple(tensors.get(key, ())) if folder == "data" else ()
@@ -254,6 +256,7 @@ def digest_range(fd: int, start: int, size: int, chunk: memoryview | None = None
     """The digest of ``size`` bytes from ``start`` on; of fewer where the file ends before. ``chunk``: to read into."""
     chunk = memoryview(bytearray(CHUNK)) if chunk is None else chunk
     if size <= len(chunk):
+        give_way()
         return xxhash.xxh3_128_digest(chunk[: os.preadv(fd, [chunk[:size]], start)])
     digest = xxhash.xxh3_128()
     for at in range(start, start + size, len(chunk)):
@@ -265,6 +268,7 @@ def digest_range(fd: int, start: int, size: int, chunk: memoryview | None = None
 def _rest_digest(fd: int, regions: Sequence[Region], end: int) -> str:
     digest = xxhash.xxh3_128()
     for start, stop in _gaps(regions, end):
+        give_way()
         digest.update(os.pread(fd, stop - start, start))
     return digest.hexdigest()
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanscan.checkpoint.tensors import Found
+from nanscan.checkpoint.turns import give_way
 from nanscan.errors import CheckpointError
 from nanscan.pickling.find import find_unpicklable
 from nanscan.pickling.problem import PickleProblem
@@ -49,6 +50,7 @@ class PickleWatch:
         self.module = SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
     def _meet(self, obj: Any) -> None:
+        give_way()
         kind = type(obj)
         if kind in _TENSORS:
             if obj.layout is torch.strided and obj.device.type != "meta":
@@ -69,6 +71,7 @@ class PickleWatch:
         """Key of a storage -> paths of the tensors in it."""
         paths: dict[str, list[str]] = {}
         for item in found:
+            give_way()
             if type(item.tensor) in _TENSORS and item.tensor.layout is torch.strided and not item.tensor.is_meta:
                 key = self.storages.get(item.tensor.untyped_storage()._cdata)
                 if key is not None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nanscan.checkpoint.turns import give_way
 from nanscan.pickling.lost import lost_function
 from nanscan.pickling.parts import own_attributes
 
@@ -69,6 +70,7 @@ class _Walk:
 
     def walk(self, value: Any, path: str) -> Iterator[Found]:
         if issubclass(type(value), Tensor):  # isinstance would ask the value's own __class__
+            give_way()
             yield Found(path or "tensor", value)
         elif type(value) not in _LEAVES and id(value) not in self.entered:
             self.entered[id(value)] = value

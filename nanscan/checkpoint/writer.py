@@ -9,6 +9,8 @@ from typing import Any
 
 import xxhash
 
+from nanscan.checkpoint.turns import give_way
+
 __all__ = ["CHUNK", "PART", "DigestingWriter"]
 
 PART = 16 << 20  # a longer piece gets a digest for each so many bytes, so that several threads can compare them
@@ -42,6 +44,7 @@ class DigestingWriter:
 
     def write(self, data: Any) -> int:
         """Write all of ``data`` (bytes-like); returns how many bytes."""
+        give_way()
         try:
             return self._take(memoryview(data).cast("B"))
         except BaseException as error:
