@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanscan import engine
 from nanscan.state_plan import SCALARS, Plan
 
 __all__ = ["StateCopy", "copy_state", "memory_id"]
@@ -81,7 +82,7 @@ class StateCopy:
     def run(self) -> None:
         """Copy the memory of all tensors."""
         if self.pairs:
-            torch._foreach_copy_([t for _, t in self.pairs], [s for s, _ in self.pairs], non_blocking=True)
+            engine.copy_([source for source, _ in self.pairs], [target for _, target in self.pairs])
             if torch.cuda.is_available() and any(s.is_cuda != t.is_cuda for s, t in self.pairs):
                 torch.cuda.synchronize()
         self.release()

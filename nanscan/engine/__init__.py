@@ -22,6 +22,7 @@ __all__ = [
     "Scan",
     "active_engine",
     "clear_grads_if",
+    "copy_",
     "copy_finite",
     "launch_grads",
     "measure_ranges",
@@ -48,6 +49,7 @@ class Engine(Protocol):
     def scale_grads_(self, param_groups: ParamGroups, factor: float, clip_value: float | None = None) -> None: ...
     def zero_nonfinite_grads_(self, param_groups: ParamGroups) -> None: ...
     def clear_grads_if(self, param_groups: ParamGroups, flag: Tensor) -> None: ...
+    def copy_(self, sources: list[Tensor], targets: list[Tensor]) -> None: ...
     def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool: ...
     def launch_grads(
         self,
@@ -129,6 +131,11 @@ def zero_nonfinite_grads_(param_groups: ParamGroups) -> None:
 def clear_grads_if(param_groups: ParamGroups, flag: Tensor) -> None:
     """Set every gradient to 0 where the 0-dim ``flag`` is 1.0, on the device, without waiting for it."""
     active_engine().clear_grads_if(param_groups, flag)
+
+
+def copy_(sources: list[Tensor], targets: list[Tensor]) -> None:
+    """Copy each tensor into its target, as `copy_finite` does, and look at nothing."""
+    active_engine().copy_(sources, targets)
 
 
 def copy_finite(sources: list[Tensor], targets: list[Tensor]) -> bool:

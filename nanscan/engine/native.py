@@ -35,12 +35,24 @@ class NativeEngine:
 
     def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool:
         """See `nanscan.engine.copy_finite`."""
-        lazy = [i for i, source in enumerate(sources) if source.is_conj() or source.is_neg()]  # not as in memory
-        plain = [None if i in lazy else source for i, source in enumerate(sources)] if lazy else sources
-        finite, left = self._c.copy_tensors(plain, targets)
+        finite, left = self._copied(sources, targets)
         if left:
             finite &= copying.copy_finite([sources[i] for i in left], [targets[i] for i in left], self.scan)
-        return bool(finite)
+        return finite
+
+    @torch.no_grad()
+    def copy_(self, sources: list[Tensor], targets: list[Tensor]) -> None:
+        """See `nanscan.engine.copy_`."""
+        _, left = self._copied(sources, targets)
+        if left:
+            torch._foreach_copy_([targets[i] for i in left], [sources[i] for i in left], non_blocking=True)
+
+    def _copied(self, sources: list[Tensor], targets: list[Tensor]) -> tuple[bool, list[int]]:
+        """Copy what is flat memory; returns whether that is finite, and the positions of the others."""
+        lazy = {i for i, source in enumerate(sources) if source.is_conj() or source.is_neg()}  # not as in memory
+        plain = [None if i in lazy else source for i, source in enumerate(sources)] if lazy else sources
+        copied: tuple[bool, list[int]] = self._c.copy_tensors(plain, targets)
+        return copied
 
     def read_list(self, param_groups: Sequence[dict[str, Any]]) -> int:
         """Read the list of gradients and nothing else, for benchmarks; returns how many different ones there are."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from nanscan.engine import apply, copying, deferred, eager, reference
@@ -22,6 +23,11 @@ class EagerEngine:
     clear_grads_if = staticmethod(apply.clear_grads_if)
     launch_grads = staticmethod(deferred.launch_grads)
     measure_ranges = staticmethod(_serves_none)
+
+    @torch.no_grad()
+    def copy_(self, sources: list[Tensor], targets: list[Tensor]) -> None:
+        """See `nanscan.engine.copy_`."""
+        torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool:
         """See `nanscan.engine.copy_finite`."""

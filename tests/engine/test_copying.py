@@ -90,6 +90,16 @@ def test_layouts_that_are_not_flat_memory_are_copied_by_their_elements(copy_fini
     assert not copy_finite(sources, targets)
 
 
+@pytest.mark.parametrize("made_by", [lambda: engine.active_engine(), EagerEngine], ids=["native", "eager"])
+def test_a_copy_that_does_not_look_copies_the_same(made_by):
+    number = torch.tensor([1 + 2j, NAN])
+    sources = [torch.randn(1000), torch.randn(6, 8).t(), number.conj(), torch.tensor([1.0, 2.0]).to(torch.float8_e5m2)]
+    targets = [torch.zeros_like(source.resolve_conj().contiguous()) for source in sources]
+    made_by().copy_(sources, targets)
+    for source, target in zip(sources, targets, strict=True):
+        assert bits(source.resolve_conj()) == bits(target)
+
+
 def test_a_parameter_and_its_gradient_history_are_left_alone(copy_finite):
     weight = torch.nn.Parameter(torch.randn(3))
     target = torch.zeros(3)
