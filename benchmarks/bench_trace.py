@@ -1,7 +1,7 @@
 """What a traced step costs, beside the ways to look for a NaN that PyTorch has.
 
     python -m benchmarks trace
-    python benchmarks/bench_trace.py            the same as a plain table, in one minute
+    python -m benchmarks.bench_trace            the same as a plain table, in one minute
 
 Each row is one forward and backward; the rows of a model take turns, so that a busy machine slows all of them alike.
 sherlorch has a row where it is installed. Below the tables: what `wrap(find_origin=True)` adds to a healthy step of the

@@ -1,7 +1,7 @@
 """A watched forward and backward against a plain one, and against transformers' DebugUnderflowOverflow if it is there.
 
     python -m benchmarks watch                both models, as pytest-benchmark rows
-    python benchmarks/bench_watch.py          the tables of docs/ranges.md: time, and who says what of a diverging run
+    python -m benchmarks.bench_watch          the tables of docs/ranges.md: time, and who says what of a diverging run
 
 Goals: `every=1` at most 10 % on top of a plain step, `every=50` at most 1 %; an order cheaper than the peer.
 """
