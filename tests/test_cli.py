@@ -174,6 +174,19 @@ def test_ctrl_c_ends_cleanly(tmp_path: Path) -> None:
     assert output == ""
 
 
+def test_ctrl_c_while_a_text_is_executed_ends_cleanly_too(tmp_path: Path) -> None:
+    (tmp_path / "interrupted.py").write_text(
+        "import sys, nanscan.cli.app as app\n"
+        "def interrupted(*args, **kwargs): exec('raise KeyboardInterrupt')\n"
+        "app.app.main = interrupted\n"
+        "sys.exit(app.main(['env']))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    command = [sys.executable, "-m", "interrupted"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert (done.returncode, done.stderr.strip()) == (130, "nanscan: stopped")
+
+
 def test_closed_pipe_is_quiet() -> None:
     command = f"{sys.executable} -m nanscan env | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)

@@ -62,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         click.echo(error.format_message(), err=True)
         return EXIT_MISUSE
     except (click.Abort, KeyboardInterrupt):
+        # Python ends by SIGINT if the interrupt came while a text was executed (as dataclasses do), caught or not,
+        # unless a text is executed afterwards.
+        exec("")
         return _fail("stopped", EXIT_INTERRUPTED, arguments)
     except (BrokenPipeError, SystemExit):  # rich makes the second of the first, and nothing else here raises it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python complains at exit
