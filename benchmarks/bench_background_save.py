@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
 
 import nanscan
 from benchmarks.conftest import OUTPUT, Figures
 from benchmarks.replay import CLOCK, record
+from benchmarks.trained import trained
 from nanscan.bench import Plan, Timings, interleave
 from nanscan.bench.goals import Goal
 from nanscan.bench.table import print_table, show_time
@@ -44,17 +43,6 @@ class BackgroundSaveRow:
     def to_dict(self) -> dict[str, Any]:
         plain = {name: value for name, value in asdict(self).items() if name != "timings"}
         return plain | {"goal": str(GOAL), "verdict": GOAL.verdict(self.ratio)}
-
-
-def trained(shapes: Sequence[tuple[int, ...]]) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model of such parameters after one step of AdamW, whose state is twice the weights."""
-    model = nn.ParameterList(nn.Parameter(torch.randn(shape)) for shape in shapes)
-    optimizer = torch.optim.AdamW(model.parameters())
-    for param in model:
-        param.grad = torch.randn_like(param)
-    optimizer.step()
-    optimizer.zero_grad()
-    return model, optimizer
 
 
 @cache
