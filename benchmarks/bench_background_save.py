@@ -15,7 +15,7 @@ import pytest
 import nanscan
 from benchmarks.conftest import OUTPUT, Figures
 from benchmarks.replay import CLOCK, record
-from benchmarks.trained import trained
+from benchmarks.trained import LARGE, trained
 from nanscan.bench import Plan, Timings, interleave
 from nanscan.bench.goals import Goal
 from nanscan.bench.table import print_table, show_time
@@ -23,8 +23,7 @@ from nanscan.bench.table import print_table, show_time
 GOAL = Goal(at_most=0.10)
 SHAPES = {
     "4 layers of 1024": [(1024, 1024), (1024,)] * 4,
-    "24 layers of 1024": [(1024, 1024), (1024,)] * 24,
-    "embedding 50k x 512": [(50_000, 512)],
+    **LARGE,
     "1,000 small": [(64,), (32, 32)] * 500,
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 import nanscan
 from benchmarks.conftest import Figures
 from benchmarks.replay import CLOCK, record
-from benchmarks.trained import trained
+from benchmarks.trained import LARGE, trained
 from nanscan.bench import Plan, Timings, interleave
 from nanscan.bench.goals import Goal
 from nanscan.bench.table import print_table, show_time
@@ -24,8 +24,7 @@ from nanscan.recovery.training_state import TrainingState
 GOAL = Goal(at_most=1.2)
 SHAPES = {
     "8 layers of 1024": [(1024, 1024), (1024,)] * 8,
-    "24 layers of 1024": [(1024, 1024), (1024,)] * 24,
-    "embedding 50k x 512": [(50_000, 512)],
+    **LARGE,
     "2,000 small": [(64,), (32, 32)] * 1000,
 }
 

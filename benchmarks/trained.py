@@ -7,7 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-__all__ = ["trained"]
+__all__ = ["LARGE", "trained"]
+
+LARGE: dict[str, list[tuple[int, ...]]] = {
+    "24 layers of 1024": [(1024, 1024), (1024,)] * 24,
+    "embedding 50k x 512": [(50_000, 512)],
+}
 
 
 def trained(shapes: Sequence[tuple[int, ...]]) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -82,3 +82,13 @@ def quiet() -> Iterator[None]:
 
 
 Make = Callable[[list[nn.Parameter]], optim.Optimizer]
+
+
+def guarded(model: nn.Module, **options: Any) -> nanscan.GuardedOptimizer:
+    return nanscan.wrap(optim.Adam(model.parameters(), lr=0.01), model, **options)
+
+
+def run(model: nn.Module, optimizer: optim.Optimizer, recovery: nanscan.Recovery, steps: int) -> None:
+    for step in range(steps):
+        train(model, optimizer, make_batch(step))
+        assert recovery.step() is False

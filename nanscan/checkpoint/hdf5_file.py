@@ -35,11 +35,11 @@ class Hdf5Format:
     """See `nanscan.checkpoint.formats.Format`."""
 
     def prepare(self, obj: Any, path: str) -> None:
-        plain.library("h5py", "hdf5", path)
+        plain.import_optional("h5py", "hdf5", path)
         plain.refuse(path, _problems(obj))
 
     def write(self, obj: Any, temporary: str) -> None:
-        h5py: Any = plain.library("h5py", "hdf5", temporary)
+        h5py: Any = plain.import_optional("h5py", "hdf5", temporary)
         try:
             with h5py.File(temporary, "w", track_order=True, driver="core", backing_store=False) as f:
                 _write_group(f, obj, {})
@@ -58,7 +58,7 @@ class Hdf5Format:
             raise CorruptCheckpoint(f"{path!r} is corrupt: {_damage(path)} {_ADVICE}.")
 
     def read(self, path: str, fd: int, map_location: Any, verify: bool) -> Any:
-        h5py: Any = plain.library("h5py", "hdf5", path)
+        h5py: Any = plain.import_optional("h5py", "hdf5", path)
         device = plain.device_of(map_location, path)
         if verify:
             self.check(fd, path)
@@ -135,7 +135,7 @@ def _block(size: int, digest: str) -> bytes:
 
 
 def _check_foreign(block: bytes, path: str) -> None:
-    h5py: Any = plain.library("h5py", "hdf5", path)
+    h5py: Any = plain.import_optional("h5py", "hdf5", path)
     if b"nanscan" in block or b"xxh3_128" in block or not h5py.is_hdf5(path):
         what = "is empty" if not block else "does not begin as one"
         raise CorruptCheckpoint(f"{path!r} is no HDF5 file, or a damaged one: it {what}. {_ADVICE}.")
@@ -145,7 +145,7 @@ def _damage(path: str) -> str:
     """Which datasets differ from their digests, if the file can still be read that far."""
     bad: list[str] = []
     try:
-        with plain.library("h5py", "hdf5", path).File(path, "r", locking=False) as file:
+        with plain.import_optional("h5py", "hdf5", path).File(path, "r", locking=False) as file:
             file.visititems(lambda name, item: bad.append(name) if _is_bad(item) else None)
     except Exception:
         bad = []

@@ -15,13 +15,13 @@ from nanscan.errors import CheckpointError
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.problem import PickleProblem
 
-__all__ = ["Leaf", "bytes_of", "device_of", "leaves", "library", "refusal", "system_error"]
+__all__ = ["Leaf", "bytes_of", "device_of", "import_optional", "leaves", "refusal", "system_error"]
 
 Leaf = tuple[tuple[Any, ...], Any]  # keys from the root on, value
 _SYSTEM = re.compile(r"(?:os error |errno = )(\d+)")
 
 
-def library(name: str, extra: str, path: str) -> Any:
+def import_optional(name: str, extra: str, path: str) -> Any:
     """Import the library of a format."""
     try:
         return importlib.import_module(name)

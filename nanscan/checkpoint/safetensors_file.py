@@ -35,11 +35,11 @@ class SafetensorsFormat:
     """See `nanscan.checkpoint.formats.Format`."""
 
     def prepare(self, obj: Any, path: str) -> None:
-        plain.library("safetensors.torch", "safetensors", path)
+        plain.import_optional("safetensors.torch", "safetensors", path)
         plain.refuse(path, _problems(obj))
 
     def write(self, obj: Any, temporary: str) -> None:
-        library: Any = plain.library("safetensors.torch", "safetensors", temporary)
+        library: Any = plain.import_optional("safetensors.torch", "safetensors", temporary)
         tensors, tied = _unique({_flat(keys): value for keys, value in plain.leaves(obj)})
         digests = {name: xxhash.xxh3_128_hexdigest(plain.bytes_of(tensor)) for name, tensor in tensors.items()}
         notes = {"format": "pt", "nanscan.digests": json.dumps(digests), "nanscan.seal": _ZEROS.decode()}
@@ -57,7 +57,7 @@ class SafetensorsFormat:
         check_regions(fd, path, regions)
 
     def read(self, path: str, fd: int, map_location: Any, verify: bool) -> Any:
-        library: Any = plain.library("safetensors.torch", "safetensors", path)
+        library: Any = plain.import_optional("safetensors.torch", "safetensors", path)
         device = plain.device_of(map_location, path)
         if verify:
             self.check(fd, path)
