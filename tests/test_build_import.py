@@ -37,24 +37,24 @@ def optional_modules_after(tree: Tree, statement: str) -> set[str]:
 
 
 def test_import_brings_no_optional_dependency(tree: Tree) -> None:
-    assert optional_modules_after(tree, "import nanscan") == set()
+    assert optional_modules_after(tree, "from nanscan import *") == set()
 
 
 def test_an_optional_dependency_would_be_found(tree: Tree) -> None:
     assert optional_modules_after(tree, "import nanscan, rich") == {"rich"}
-    (tree.root / "nanscan" / "scan.py").open("a").write("\nimport sklearn\n")
-    assert "sklearn" in optional_modules_after(tree, "import nanscan")
+    (tree.root / "nanscan" / "scanning.py").open("a").write("\nimport sklearn\n")
+    assert "sklearn" in optional_modules_after(tree, "from nanscan import *")
 
 
 def test_import_does_not_bring_the_compiler_of_torch_along(tree: Tree) -> None:
     """It takes longer to import than everything else together."""
-    ran = tree.run("import sys, nanscan; print('torch._dynamo' in sys.modules)")
+    ran = tree.run("import sys; from nanscan import *; print('torch._dynamo' in sys.modules)")
     assert (ran.out.strip(), ran.code) == ("False", 0), ran.err
 
 
 def test_import_compiles_nothing_and_touches_no_file(tree: Tree, tmp_path: Path) -> None:
     compiler, calls = fake_compiler(tmp_path, "exit 1")
-    ran = tree.run("import nanscan, nanscan.engine.build, nanscan.engine.info", CXX=compiler)
+    ran = tree.run("from nanscan import *; import nanscan.engine.build, nanscan.engine.info", CXX=compiler)
     assert (ran.code, ran.out, ran.err) == (0, "", "")
     assert not calls.exists()
     assert not tree.cache.exists()

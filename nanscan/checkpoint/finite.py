@@ -12,7 +12,7 @@ from nanscan.engine.result import BadInput
 from nanscan.engine.tensors import resolve
 from nanscan.errors import NonFiniteError
 from nanscan.report import Report
-from nanscan.scan import scan
+from nanscan.scanning import scan
 
 __all__ = ["MODES", "check_finite_state"]
 
