@@ -13,27 +13,24 @@ from torch import Tensor
 
 from nanscan import engine, messages
 from nanscan.checks import bad_buffers, lost_eps
+from nanscan.clipping.clip_step import ClipStep
 from nanscan.closure import step_with_closure
 from nanscan.device_steps import DeviceSource, DeviceSteps, Unscaled
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
-from nanscan.fused import has_step_hooks, one_device, ready_to_skip, step_with, takes_scale
+from nanscan.fused import has_step_hooks, one_device, ready_to_skip, takes_scale
 from nanscan.history import Healthy, Record, repeat_offender
 from nanscan.names import Joined, Names, label_of
-from nanscan.policy import Action, Policy, clip_factor
+from nanscan.policy import Action, Policy
 from nanscan.report import Label, StepReport
-from nanscan.verdict import Verdict
 
 if TYPE_CHECKING:
     from nanscan.origin.recorder import Recorder
 
 __all__ = ["GuardedSteps"]
 
-_LARGEST_DIVISOR = 1e38  # a fused optimizer is given the divisor as a float32
-_FUSED_DIVIDES_FROM = 1 << 20  # elements: a smaller step is scaled in place, in less time
 
-
-class GuardedSteps(Verdict):
+class GuardedSteps(ClipStep):
     """The steps of a guarded optimizer: its state of the moment and the way of one step."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then calls step() on a bad step too
@@ -47,7 +44,7 @@ class GuardedSteps(Verdict):
         self._last: StepReport | Healthy | None = None
         self._hinted = False
         self._losses: list[Tensor] = []
-        self._divisor = 1.0  # what the fused optimizer is to divide the gradients by in this step
+        self._divisor = 1.0
         self._divisor_tensor: Tensor | None = None
         self._device_steps = DeviceSteps()
         self._deferred: bool | None = None if torch.version.cuda else False  # None: where it can
@@ -225,41 +222,6 @@ class GuardedSteps(Verdict):
         self._steps += 1
         self._last = report
         return report
-
-    def scale_and_clip(self, scan: EngineScan, scale: float = 1.0) -> float:
-        """Divide the gradients by `scale`, clamp them to `clip_value`, clip their norm; returns the clip factor."""
-        groups, norm = self.optimizer.param_groups, scan.finite_norm
-        if scan.inf_norm > self._value_bound:
-            engine.scale_grads_(groups, 1.0 / scale, self._value_bound)
-            scale = 1.0
-            norm = self._clamped_norm() if self.policy.clip_norm is not None else norm
-        factor = clip_factor(norm, self.policy.clip_norm)
-        if scale / factor < _LARGEST_DIVISOR and self._fused_divides(scan):
-            self._divisor = scale / factor
-        elif factor / scale != 1.0:
-            engine.scale_grads_(groups, factor / scale)
-        return factor
-
-    def _fused_divides(self, scan: EngineScan) -> bool:
-        """True if the inner optimizer can divide the gradients itself.
-
-        It writes them back as flat memory: none may be shared between parameters or within itself (expanded). No step
-        hook may be there to look at them before. And few elements are scaled sooner than torch hands the divisor on.
-        """
-        inner = self.optimizer
-        if scan.numel < _FUSED_DIVIDES_FROM:
-            return False
-        return scan.row_major and scan.count == self._params() and takes_scale(inner) and not has_step_hooks(inner)
-
-    def inner_step(self, kwargs: dict[str, Any]) -> Any:
-        """The real step."""
-        divisor = self._divisor
-        if divisor == 1.0:
-            return self.optimizer.step(**kwargs) if kwargs else self.optimizer.step()
-        self._divisor = 1.0
-        if self._divisor_tensor is None:
-            self._divisor_tensor = torch.empty((), dtype=torch.float32)
-        return step_with(self.optimizer, kwargs, self._divisor_tensor.fill_(divisor), None)
 
     def repair(self, scan: EngineScan, scale: float, action: Action) -> float:
         """Make the gradients ready for a step although there is a NaN or Inf; returns the clip factor."""

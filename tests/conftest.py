@@ -63,4 +63,4 @@ def load_engine(name: str) -> Engine:
 @pytest.fixture(params=[0, 1 << 62], ids=["fused-divides", "scaled-in-place"])
 def either_way_of_clipping(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clip a fused optimizer's gradients both ways, whatever their size: by its own divisor, and in place before it."""
-    monkeypatch.setattr("nanscan.steps._FUSED_DIVIDES_FROM", request.param)
+    monkeypatch.setattr("nanscan.clipping.clip_step._FUSED_DIVIDES_FROM", request.param)
