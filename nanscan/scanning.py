@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nanscan import engine
+from nanscan import engine, paddle_objects
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.engine.tensors import full_index
 from nanscan.names import label_of
-from nanscan.report import Report
+from nanscan.report import Label, Report
 
 __all__ = ["scan"]
 
@@ -40,7 +40,8 @@ def scan(tensors: Any, *, grads: bool = False) -> Report:
             - a dict of name -> tensor; None is skipped. A module's ``state_dict()`` may hold integer tensors and
               extra state; they are skipped;
             - an ``nn.Module``: its parameters and its floating-point buffers;
-            - one tensor: its row is named ``tensor``.
+            - one tensor: its row is named ``tensor``;
+            - the same of PaddlePaddle: its tensors, also among PyTorch's, and a ``paddle.nn.Layer``.
         grads: scan the gradient of each tensor (of a module: of each parameter) instead; one without is skipped.
 
     Returns:
@@ -59,14 +60,24 @@ def scan(tensors: Any, *, grads: bool = False) -> Report:
     (False, 1, 'b', (1,))
     """
     items = [item for item in _items(tensors, grads) if item.value is not None]
+    values = [item.value for item in items]
     try:
-        found = engine.scan([item.value for item in items])
+        if paddle_objects.imported():
+            values = [
+                paddle_objects.as_torch_at(i, v) if paddle_objects.is_tensor(v) else v for i, v in enumerate(values)
+            ]
+        found = engine.scan(values)
     except BadInput as bad:
-        item = items[bad.position]
-        raise bad.kind(f"cannot scan {_owner(item)} (position {item.position}): it {bad.reason}") from None
-    return Report.from_scan(
-        found, [label_of(item.value, (item.name,), item.kind) for item in items], _sparse_places(found, items)
-    )
+        item, reason = items[bad.position], bad.reason
+        if paddle_objects.is_tensor(item.value):
+            reason = reason.replace(" torch.", " paddle.")
+        raise bad.kind(f"cannot scan {_owner(item)} (position {item.position}): it {reason}") from None
+    return Report.from_scan(found, [_label(item) for item in items], _sparse_places(found, values))
+
+
+def _label(item: _Item) -> Label:
+    named = paddle_objects.label_of if paddle_objects.is_tensor(item.value) else label_of
+    return named(item.value, (item.name,), item.kind)
 
 
 def _owner(item: _Item) -> str:
@@ -80,7 +91,7 @@ def _items(tensors: Any, grads: bool) -> Iterator[_Item]:
 
 
 def _gradient(item: _Item) -> _Item:
-    if not isinstance(item.value, Tensor):  # the engine says what is wrong with it
+    if not isinstance(item.value, Tensor) and not paddle_objects.is_tensor(item.value):  # the engine says what is wrong
         return item
     return item._replace(value=item.value.grad, kind="grad")
 
@@ -90,10 +101,17 @@ def _values(tensors: Any) -> Iterator[_Item]:
         return _of_module(tensors)
     if isinstance(tensors, Mapping):
         return _of_mapping(tensors)
-    if isinstance(tensors, torch.optim.Optimizer):
+    if paddle_objects.is_layer(tensors):
+        return _of_layer(tensors)
+    if isinstance(tensors, torch.optim.Optimizer) or paddle_objects.is_optimizer(tensors):
         raise TypeError(
             f"cannot scan an optimizer ({type(tensors).__name__}): scan what it trains, nanscan.scan(model) or "
-            "nanscan.scan(model, grads=True); its state is a dict of tensors for each parameter in optimizer.state"
+            "nanscan.scan(model, grads=True); its state is a dict of tensors "
+            + (
+                "optimizer.state_dict()"
+                if paddle_objects.is_optimizer(tensors)
+                else "for each parameter in optimizer.state"
+            )
         )
     if (
         isinstance(tensors, Iterable) and not isinstance(tensors, (str, bytes)) and not hasattr(tensors, "dtype")
@@ -115,7 +133,16 @@ def _of_module(module: nn.Module) -> Iterator[_Item]:
             yield _Item(name, position, value, kind)
 
 
+def _of_layer(layer: Any) -> Iterator[_Item]:
+    for position, (kind, name, value) in enumerate(paddle_objects.named_values(layer)):
+        if paddle_objects.holds_floats(value):
+            yield _Item(name, position, value, kind)
+
+
 def _of_mapping(tensors: Mapping[Any, Any]) -> Iterator[_Item]:
+    if paddle_objects.imported() and any(paddle_objects.is_tensor(value) for value in tensors.values()):
+        yield from (_Item(name, i, v) for i, (name, v) in enumerate(paddle_objects.of_state_dict(tensors)))
+        return
     is_state_dict = hasattr(tensors, "_metadata")
     for position, (name, value) in enumerate(tensors.items()):
         if not (is_state_dict and _holds_no_floats(str(name), value)):
@@ -128,9 +155,9 @@ def _holds_no_floats(name: str, value: Any) -> bool:
     return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
 
 
-def _sparse_places(found: EngineScan, items: list[_Item]) -> dict[int, tuple[int, ...]]:
+def _sparse_places(found: EngineScan, values: list[Any]) -> dict[int, tuple[int, ...]]:
     """Where the first bad element of each sparse tensor stands in its dense shape."""
-    if all(item.value.layout is torch.strided for item in items):
+    if all(value.layout is torch.strided for value in values):
         return {}
-    sparse = [row for row in found.bad_rows() if items[row.position].value.layout is not torch.strided]
-    return {row.position: full_index(items[row.position].value, row.first_bad) for row in sparse}
+    sparse = [row for row in found.bad_rows() if values[row.position].layout is not torch.strided]
+    return {row.position: full_index(values[row.position], row.first_bad) for row in sparse}
