@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from nanscan import messages
 from nanscan.checks import lost_eps
-from nanscan.distributed import agreement_over, refuse_shards
+from nanscan.distributed import agreement_over
 from nanscan.history import Healthy, History, Record
 from nanscan.log import Log, open_log
 from nanscan.names import Names
@@ -56,7 +57,7 @@ class GuardedOptimizer(GuardedSteps):
 
     def _agree_over(self, process_group: Any) -> None:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
-        self._agreement = agreement_over(process_group, params, self.model)
+        self._agreement = agreement_over(process_group, self.optimizer, params, self.model)
         self._replan()
 
     def _record_forwards(self, wanted: bool) -> None:
@@ -208,8 +209,6 @@ class GuardedOptimizer(GuardedSteps):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer; its parameters are scanned and named from the next step on."""
         self.optimizer.add_param_group(param_group)
-        if self._agreement is not None:
-            refuse_shards(self.optimizer.param_groups[-1]["params"], None)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state dict, unchanged: it loads with or without nanscan."""
@@ -222,6 +221,8 @@ class GuardedOptimizer(GuardedSteps):
     def __getattr__(self, name: str) -> Any:
         if name in _NOT_FORWARDED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name == "_is_accelerate_prepared":  # Accelerator.prepare asks: its wrapper is to know of skipped steps
+            importlib.import_module("nanscan.integrations.accelerate")
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
@@ -349,4 +350,9 @@ def wrap(
     if isinstance(optimizer, GuardedOptimizer):
         optimizer._update(model, log, process_group, find_origin, options)
         return optimizer
-    return GuardedOptimizer(optimizer, model, Policy(**options), log, process_group, find_origin)
+    if not type(optimizer).__module__.startswith("accelerate."):
+        return GuardedOptimizer(optimizer, model, Policy(**options), log, process_group, find_origin)
+    inside = importlib.import_module("nanscan.integrations.accelerate").guard_inside  # where gradients are complete
+    inner: Any = optimizer.optimizer  # type: ignore[attr-defined]
+    guard = GuardedOptimizer(inner, model, Policy(**options), log, process_group, find_origin)
+    return inside(optimizer, guard)  # type: ignore[no-any-return]
