@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
-from nanscan.agreed import AgreedScan, Finding, RankRow
+from nanscan.distributed.agreed import AgreedScan, Finding, RankRow
 from nanscan.engine.result import EngineScan, Row
 from nanscan.engine.tensors import may_overlap
 from nanscan.names import Joined
 from nanscan.policy import ACTIONS, Action
 from nanscan.report import Label, TensorReport, unravel
 
-__all__ = ["Agreement", "agreement_over", "refuse_shards"]
+__all__ = ["Agreement"]
 
 _GRADS, _CLAMPED, _PARAMETERS, _RECOVERY = 1.0, 2.0, 3.0, 4.0
 _PHASES = {
@@ -31,63 +31,17 @@ _PHASES = {
 _FAILED = -1
 
 
-def agreement_over(process_group: Any, params: Sequence[Tensor], model: nn.Module | None) -> Agreement | None:
-    """The agreement that `wrap(process_group=...)` asks for; None where that is None.
-
-    Raises:
-        TypeError: it is no process group, True or "default".
-        ValueError: this process is not in the group, or there is no default group yet.
-        NotImplementedError: parameters are sharded.
-    """
-    group = _group(process_group)
-    if group is None:
-        return None
-    refuse_shards(params, model)
-    return Agreement(group)
-
-
-def _group(given: Any) -> Any:
-    if given is None or given is False:
-        return None
-    if not dist.is_available():
-        raise ValueError("process_group: this PyTorch was built without torch.distributed; leave it out")
-    if given is True or (isinstance(given, str) and given == "default"):
-        if not dist.is_initialized():
-            raise ValueError(
-                f"process_group={given!r} is the default group, and there is none yet: call "
-                "torch.distributed.init_process_group() before nanscan.wrap()"
-            )
-        return dist.group.WORLD
-    if given is dist.GroupMember.NON_GROUP_MEMBER:
-        raise ValueError("process_group: this process is not a member of the group; give one that it is in")
-    if not isinstance(given, dist.ProcessGroup):
-        raise TypeError(
-            "process_group must be a torch.distributed.ProcessGroup, True or 'default' (the default group), or None "
-            f"(no group), got {type(given).__name__}"
-        )
-    return given
-
-
-def refuse_shards(params: Sequence[Tensor], model: nn.Module | None) -> None:
-    """Raise NotImplementedError if each rank holds another part of the parameters."""
-    kinds = {type(p).__name__ for p in params if hasattr(p, "to_local")}
-    kinds |= {type(m).__name__ for m in (model.modules() if model else ())} & {"FullyShardedDataParallel"}
-    if kinds:
-        raise NotImplementedError(
-            f"process_group= is for gradients that are the same on every rank (DDP); these are sharded "
-            f"({', '.join(sorted(kinds))}), which is not in this version of nanscan; leave process_group out"
-        )
-
-
 class Agreement:
     """Shares what a step found with the ranks of a group: one small all_gather each time.
 
     Args:
         group: the `torch.distributed.ProcessGroup`.
+        equal_gradients: True where every rank holds the same gradients anyway: what they say needs no collective.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, equal_gradients: bool = False) -> None:
         self.group = group
+        self.equal_gradients = equal_gradients
         self.rank = dist.get_rank()
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self._device = _device_of(group)

@@ -1,0 +1,115 @@
+"""Which ranks decide together: the group that was given, or the one that the parameters and the model imply."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from nanscan.distributed.agreement import Agreement
+from nanscan.engine.shards import is_dtensor
+
+__all__ = ["agreement_over"]
+
+_groups: dict[tuple[int, ...], Any] = {}  # made here, by their ranks
+
+
+def agreement_over(
+    process_group: Any, optimizer: Any, params: Sequence[Tensor], model: nn.Module | None
+) -> Agreement | None:
+    """The agreement that `wrap(process_group=...)` asks for; None where this process decides alone.
+
+    Args:
+        process_group: as in `nanscan.wrap`; None: what the parameters, the optimizer and the model imply.
+        optimizer: the inner one.
+        params: all its parameters.
+        model: as in `nanscan.wrap`.
+
+    Raises:
+        TypeError: it is no process group, True or "default".
+        ValueError: this process is not in the group, or there is no default group yet.
+        NotImplementedError: parameters are sharded by FSDP1.
+    """
+    if process_group is False:
+        return None
+    _refuse_flat_parameters(params, model)
+    if process_group is None:
+        return _implied(optimizer, params, model)
+    return Agreement(_given(process_group))
+
+
+def _given(given: Any) -> Any:
+    if not dist.is_available():
+        raise ValueError("process_group: this PyTorch was built without torch.distributed; leave it out")
+    if given is True or (isinstance(given, str) and given == "default"):
+        if not dist.is_initialized():
+            raise ValueError(
+                f"process_group={given!r} is the default group, and there is none yet: call "
+                "torch.distributed.init_process_group() before nanscan.wrap()"
+            )
+        return dist.group.WORLD
+    if given is dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError("process_group: this process is not a member of the group; give one that it is in")
+    if not isinstance(given, dist.ProcessGroup):
+        raise TypeError(
+            "process_group must be a torch.distributed.ProcessGroup, True or 'default' (the default group), False (no "
+            f"group) or None (the one that the parameters and the model imply), got {type(given).__name__}"
+        )
+    return given
+
+
+def _refuse_flat_parameters(params: Sequence[Tensor], model: nn.Module | None) -> None:
+    wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in (model.modules() if model else ()))
+    if wrapped or any(getattr(param, "_is_flat_param", False) for param in params):
+        raise NotImplementedError(
+            "the parameters are sharded by FullyShardedDataParallel (FSDP1), whose flat parameters do not say which "
+            "rank holds which element: use torch.distributed.fsdp.fully_shard, which nanscan takes as it is; or give "
+            "process_group=False, and each rank decides for itself"
+        )
+
+
+def _implied(optimizer: Any, params: Sequence[Tensor], model: nn.Module | None) -> Agreement | None:
+    if not dist.is_available() or not dist.is_initialized():
+        return None
+    sharded = [param for param in params if is_dtensor(param)]
+    if sharded:
+        return Agreement(_group_of_meshes(sharded))
+    if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # its step() is a collective: all step, or none
+        return Agreement(optimizer.process_group)
+    replicas = [
+        module
+        for module in (model.modules() if model is not None else ())
+        if isinstance(module, nn.parallel.DistributedDataParallel)
+    ]
+    if not replicas:
+        return None
+    reduced = {id(param) for module in replicas for param in _reduced(module)}
+    equal = all(id(param) in reduced or not param.requires_grad for param in params)
+    return Agreement(replicas[0].process_group, equal_gradients=equal)
+
+
+def _reduced(module: Any) -> list[Tensor]:
+    """The parameters whose gradients are the same on every rank after backward."""
+    ignored = set(module.parameters_to_ignore)
+    return [param for name, param in module.module.named_parameters() if name not in ignored]
+
+
+def _group_of_meshes(sharded: Sequence[Any]) -> Any:
+    """A group of all ranks of the meshes that the parameters lie on, each taken with the mesh it was cut from."""
+    meshes = {id(param.device_mesh): param.device_mesh for param in sharded}.values()
+    ranks = tuple(sorted({rank for mesh in meshes for rank in _root(mesh).mesh.flatten().tolist()}))
+    if len(ranks) == dist.get_world_size():
+        return dist.group.WORLD
+    for mesh in meshes:
+        if mesh.ndim == 1 and tuple(sorted(mesh.mesh.tolist())) == ranks:
+            return mesh.get_group()
+    if ranks not in _groups:
+        _groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
+    return _groups[ranks]
+
+
+def _root(mesh: Any) -> Any:
+    root = getattr(mesh, "_get_root_mesh", None)
+    return mesh if root is None else root()
