@@ -1,0 +1,74 @@
+"""What a `Trainer` says about how its optimizers are to be guarded."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import nanscan
+
+__all__ = ["check_options", "check_trainer", "is_optimizer", "options_for"]
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise what `nanscan.wrap` would raise about these options, before a training has begun."""
+    known = inspect.signature(nanscan.wrap).parameters.keys() - {"optimizer", "model"}
+    unknown = sorted(options.keys() - known)
+    if unknown:
+        raise TypeError(
+            f"NanScanCallback has no option {unknown[0]!r}; those of nanscan.wrap are: {', '.join(sorted(known))}"
+        )
+    values = {name: value for name, value in options.items() if name not in ("log", "process_group", "find_origin")}
+    nanscan.wrap(torch.optim.SGD([torch.zeros(1)], lr=0.1), **values)
+
+
+def check_trainer(trainer: Any) -> None:
+    """Raise where a guarded optimizer can't do what this Trainer needs."""
+    kind = type(trainer.strategy).__name__
+    if "DeepSpeed" in kind or "XLA" in kind:
+        raise NotImplementedError(
+            f"NanScanCallback can't guard the optimizers of {kind}, which are stepped inside its own engine; it is for "
+            "one device, for DDP, and for strategies that step PyTorch's optimizers"
+        )
+    scaler = getattr(trainer.precision_plugin, "scaler", None)
+    if scaler is not None and any(_is_lbfgs(optimizer) for optimizer in trainer.strategy.optimizers):
+        raise ValueError(
+            "LBFGS needs a closure, which a gradient scaler can't give it: use precision='bf16-mixed' or 32"
+        )
+
+
+def _is_lbfgs(optimizer: Any) -> bool:
+    return isinstance(getattr(optimizer, "optimizer", optimizer), torch.optim.LBFGS)
+
+
+def is_optimizer(optimizer: Any) -> bool:
+    """False for the stand-in of a module whose `configure_optimizers` returns None."""
+    return type(optimizer).__name__ != "_MockOptimizer"
+
+
+def options_for(trainer: Any, options: Mapping[str, Any], index: int) -> dict[str, Any]:
+    """The options of `nanscan.wrap` for the optimizer at `index` of this process.
+
+    Under DDP the default process group, unless another was given. A log that is a path is written by the first rank,
+    a file for each optimizer: `run.jsonl`, `run.1.jsonl`, ….
+    """
+    found = dict(options)
+    log = found.get("log")
+    if isinstance(log, (str, PathLike)):
+        path = Path(log)
+        found["log"] = path.with_suffix(f".{index}{path.suffix}") if index else path
+        if not trainer.is_global_zero:
+            found["log"] = None
+    if found.get("process_group") is None and _is_ddp(trainer.strategy) and dist.is_initialized():
+        found["process_group"] = "default"
+    return found
+
+
+def _is_ddp(strategy: Any) -> bool:
+    return any(kind.__name__ == "DDPStrategy" for kind in type(strategy).__mro__)
