@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanscan import paddle_objects
+
 __all__ = ["BatchSpec", "FieldSpec"]
 
 _CACHED_FORMS = 256
@@ -105,7 +107,7 @@ class BatchSpec:
         object.__setattr__(self, "_ignored", _ignored(self.ignore_index))
 
     @classmethod
-    def from_model(cls, model: torch.nn.Module, **known: Any) -> BatchSpec:
+    def from_model(cls, model: Any, **known: Any) -> BatchSpec:
         """A spec with what can be read off a model: its vocabulary, its position table, its number of classes.
 
         The token table is the Embedding called `tok…`, `word…`, `wte`, `embed_tokens` …, or the only one there is;
@@ -114,7 +116,7 @@ class BatchSpec:
         `num_labels` and `max_position_embeddings`. What can't be told for sure is left None.
 
         Args:
-            model: any module; a compiled or DDP one is looked into.
+            model: any module; a compiled or DDP one is looked into. Or a `paddle.nn.Layer`.
             known: arguments of `BatchSpec` that are known better, or besides.
 
         >>> model = torch.nn.ModuleDict({"tok": torch.nn.Embedding(10, 4), "pos": torch.nn.Embedding(4, 4)})
@@ -124,6 +126,10 @@ class BatchSpec:
         """
         from nanscan.batches.models import sizes_of, takes_time_first
 
+        if paddle_objects.is_layer(model):
+            from nanscan.batches.paddle_layers import outline_of
+
+            model = outline_of(model)
         found = {name: size for name, size in sizes_of(model).items() if name not in known}
         arguments: dict[str, Any] = {name: size.value for name, size in found.items()}
         spec = cls(**arguments, **known)
@@ -216,7 +222,9 @@ def _check_bounds(what: str, low: float | None, high: float | None) -> None:
 def _dtype(given: Any) -> torch.dtype:
     if isinstance(given, torch.dtype):
         return given
-    name = given.removeprefix("torch.") if isinstance(given, str) else np.dtype(given).name
+    if type(given).__module__ == "paddle":
+        given = str(given)
+    name = given.rpartition(".")[2] if isinstance(given, str) else np.dtype(given).name
     found = getattr(torch, name, None)
     if not isinstance(found, torch.dtype):
         raise TypeError(f"FieldSpec: {given!r} names no dtype of PyTorch")

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nanscan import paddle_objects
+
 __all__ = ["WIDE", "Leaf", "Step", "dotted", "leaves_of", "path_of", "shape_of"]
 
 # One step: ("k", key) of a mapping, ("l", index) of a list, ("t", index) of a tuple, ("a", name) of an attribute.
@@ -25,8 +27,8 @@ _SEQUENCES: dict[type, str] = {list: "l", tuple: "t"}
 def leaves_of(batch: Any) -> list[Leaf]:
     """Every tensor, array and number of a batch, as tensors, in order.
 
-    Dicts and other mappings, lists, tuples, named tuples and dataclasses are gone through; a list of plain numbers is
-    one tensor. Text, None and objects of other types hold nothing to check.
+    Tensors of PaddlePaddle are read in place. Dicts and other mappings, lists, tuples, named tuples and dataclasses are
+    gone through; a list of plain numbers is one tensor. Text, None and objects of other types hold nothing to check.
 
     >>> [(path_of(steps), tuple(value.shape)) for steps, value in leaves_of({"x": torch.ones(2, 3), "id": ["a", "b"]})]
     [('batch["x"]', (2, 3))]
@@ -44,6 +46,10 @@ def _visit(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
         return
     if isinstance(value, (np.ndarray, np.generic, float)):
         _add_array(value, steps, found)
+        return
+    if paddle_objects.is_tensor(value):
+        if value._is_initialized():
+            _visit(paddle_objects.as_torch(value), steps, found)
         return
     if len(steps) > _DEEPEST:
         raise ValueError(f"{path_of(steps[:3])}… is nested deeper than {_DEEPEST} levels: does it hold itself?")

@@ -39,10 +39,8 @@ LOOKS = [*itertools.product(DTYPES, LAYOUTS), ("float8_e4m3fn", "dense"), ("floa
 @pytest.mark.parametrize(("dtype", "layout"), LOOKS)
 def test_numbers_are_those_of_the_equal_torch_tensor(dtype: str, layout: str, planted: bool) -> None:
     given = paddle.to_tensor(values(planted))
-    if dtype.startswith("float8"):  # Paddle has no views of it
-        mine = LAYOUTS[layout](given).astype(dtype)
-    else:
-        mine = LAYOUTS[layout](given.astype(dtype))
+    look, eight_bit = LAYOUTS[layout], dtype.startswith("float8")
+    mine = look(given).astype(dtype) if eight_bit else look(given.astype(dtype))  # Paddle has no views of 8 bits
     twin = torch.from_dlpack(mine).clone()
     got, wanted = nanscan.scan([mine]), nanscan.scan([twin])
     assert repr(got.to_dict()) == repr(wanted.to_dict())  # repr: NaN equals itself there
@@ -132,7 +130,7 @@ def test_a_state_dict_is_scanned_without_its_counters_and_schedules() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda: [paddle.ones([2]), paddle.to_tensor([1, 2])], ["'[1]'", "position 1", "paddle.int64", "only floating"]),
+        (lambda: [paddle.ones([2]), paddle.to_tensor([1, 2])], ["'[1]'", "position 1", "paddle.int64"]),
         (lambda: {"w": paddle.ones([2]), "note": "x"}, ["'note'", "is a str, not a tensor"]),
         (lambda: paddle.optimizer.SGD(parameters=[paddle.create_parameter([2], "float32")]), ["SGD", "scan(model)"]),
     ],
