@@ -78,6 +78,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the table below is what runs
     from nanscan.report import Report as Report
     from nanscan.report import StepReport as StepReport
     from nanscan.report import TensorReport as TensorReport
+    from nanscan.scaling.grad_scaler import GradScaler as GradScaler
     from nanscan.scanning import scan as scan
 
 _PUBLIC = {
@@ -134,6 +135,7 @@ _PUBLIC = {
         "StepReport",
         "TensorReport",
     ),
+    "nanscan.scaling.grad_scaler": ("GradScaler",),
     "nanscan.scanning": ("scan",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

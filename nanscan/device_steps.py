@@ -16,6 +16,7 @@ from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.fused import step_with
 from nanscan.policy import clip_factor
 from nanscan.report import Label, ScanSource, StepReport, TensorReport
+from nanscan.scaling.scaled_step import ScaledStep
 
 __all__ = ["DeviceSteps", "Unscaled"]
 
@@ -55,19 +56,34 @@ class Unscaled:
 class DeviceSource:
     """The fields of a step report whose answer is still on the device; reading one waits for it."""
 
-    provides: ClassVar[frozenset[str]] = ScanSource.provides | {"skipped", "clip_factor", "action", "buffers"}
+    provides: ClassVar[frozenset[str]] = ScanSource.provides | {
+        "skipped",
+        "clip_factor",
+        "action",
+        "buffers",
+        "loss_scale",
+        "scale_note",
+    }
 
     def __init__(
-        self, scan: DeferredScan, labels: Sequence[Label], params: int, max_norm: float | None, handed: Tensor | None
+        self,
+        scan: DeferredScan,
+        labels: Sequence[Label],
+        params: int,
+        max_norm: float | None,
+        handed: Tensor | None,
+        scaled: ScaledStep | None,
     ) -> None:
         self._scan: DeferredScan | None = scan  # until its result is here: it holds memory of the device
         self._labels = labels
         self._params = params
         self._max_norm = max_norm
-        self._handed = handed  # [loss scale, found_inf] as the gradient scaler gave them, on their way to the host
+        self._handed = handed  # what the gradient scaler gave, on its way to the host; see `_to_host`
+        self.scaled = scaled
         self._result: ScanSource | None = None
         self.settle: Callable[[], None] | None = None
         self.buffers: tuple[TensorReport, ...] = ()
+        self.scale_note = ""
 
     def field(self, name: str) -> Any:
         """The value of the field called `name`."""
@@ -78,10 +94,12 @@ class DeviceSource:
             return "skip" if self._skipped(scan) else "step"
         if name == "clip_factor":
             return 1.0 if self._skipped(scan) else clip_factor(scan.norm, self._max_norm)
-        if name == "buffers":
+        if name == "loss_scale":
+            return self.loss_scale
+        if name in ("buffers", "scale_note"):
             if self.settle is not None:
                 self.settle()
-            return self.buffers
+            return self.buffers if name == "buffers" else self.scale_note
         return self.resolved().field(name)
 
     def resolved(self) -> ScanSource:
@@ -102,6 +120,11 @@ class DeviceSource:
     def scale(self) -> float:
         """The loss scale that the gradients were multiplied by; to be read when the result is there."""
         return 1.0 if self._handed is None or self._dead else float(self._handed[0])
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss was multiplied by, as far as the gradient scaler has told; to be read as `scale`."""
+        return 1.0 if self._handed is None else float(self._handed[2])
 
     @property
     def _dead(self) -> bool:
@@ -132,18 +155,22 @@ class DeviceSteps:
         max_norm: float | None,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
+        scaled: ScaledStep | None = None,
     ) -> Any:
         """Scan, step and clear on the device, without waiting for it; returns what `optimizer.step` returned."""
         groups = optimizer.param_groups
-        handed = _to_host(grad_scale, found_inf)
+        handed = _to_host(grad_scale, found_inf, grad_scale if scaled is None else scaled.scale)
         scan = engine.launch_grads(groups, clip_norm=max_norm, extra=losses, grad_scale=grad_scale, found_inf=found_inf)
+        if scaled is not None and scaled.overflow is not None:
+            scaled.overflow = scan.overflow if losses else scan.found_inf
         divides = max_norm is not None or grad_scale is not None
         if divides and not scan.separate:  # the optimizer would divide a shared gradient once for each parameter
             divide_grads_(groups, scan.grad_scale)
             divides = False
         result = step_with(optimizer, kwargs, scan.grad_scale if divides else None, scan.found_inf)
         engine.clear_grads_if(groups, scan.found_inf)
-        source = DeviceSource(scan, labels, sum(len(group["params"]) for group in groups), max_norm, handed)
+        params = sum(len(group["params"]) for group in groups)
+        source = DeviceSource(scan, labels, params, max_norm, handed, scaled)
         self._pending.append((make(source), source))
         return result
 
@@ -161,12 +188,12 @@ def _capturing() -> bool:
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()  # type: ignore[no-untyped-call]
 
 
-def _to_host(grad_scale: Tensor | None, found_inf: Tensor | None) -> Tensor | None:
-    """[loss scale, found_inf], copied to pinned memory without waiting; None if nobody handed them over."""
-    given = grad_scale if grad_scale is not None else found_inf
+def _to_host(grad_scale: Tensor | None, found_inf: Tensor | None, loss_scale: Tensor | None) -> Tensor | None:
+    """[scale of the gradients, found_inf, loss scale], copied without waiting; None if nobody handed them over."""
+    given = next((t for t in (grad_scale, found_inf, loss_scale) if t is not None), None)
     if given is None:
         return None
     one, zero = torch.ones_like(given, dtype=torch.float32), torch.zeros_like(given, dtype=torch.float32)
-    scale = one if grad_scale is None else grad_scale.float()
-    flag = zero if found_inf is None else found_inf.to(scale, non_blocking=True)
-    return torch.stack([scale.reshape(()), flag.reshape(())]).to("cpu", non_blocking=True)
+    values = [one if grad_scale is None else grad_scale, zero if found_inf is None else found_inf]
+    values.append(one if loss_scale is None else loss_scale)
+    return torch.stack([v.to(one, non_blocking=True).reshape(()) for v in values]).to("cpu", non_blocking=True)

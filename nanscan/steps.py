@@ -20,11 +20,14 @@ from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
 from nanscan.fused import has_step_hooks, one_device, ready_to_skip, takes_scale
 from nanscan.history import Healthy, Record, repeat_offender
-from nanscan.names import Joined, Names, label_of
+from nanscan.losses import as_loss, loss_labels
+from nanscan.names import Joined, Names
 from nanscan.policy import Action, Policy
 from nanscan.report import Label, StepReport
+from nanscan.scaling.scaled_step import ScaledStep
 
 if TYPE_CHECKING:
+    from nanscan.microbatches import Window
     from nanscan.origin.recorder import Recorder
 
 __all__ = ["GuardedSteps"]
@@ -34,6 +37,7 @@ class GuardedSteps(ClipStep):
     """The steps of a guarded optimizer: its state of the moment and the way of one step."""
 
     _step_supports_amp_scaling = True  # torch.amp.GradScaler then calls step() on a bad step too
+    scaled_step: ScaledStep | None = None  # what a nanscan.GradScaler tells while it makes this step
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: Names, record: Record, policy: Policy) -> None:
         # Not Optimizer.__init__: it would patch step() once more and own a second set of groups and hooks.
@@ -54,6 +58,8 @@ class GuardedSteps(ClipStep):
         self._bad_params_warned = False
         self._agreement = None
         self._recorder: Recorder | None = None  # of the model's last forwards, for find_origin=True
+        self._window: Window | None = None  # of an accumulation whose micro-batches are checked
+        self._window_facts: dict[str, Any] = {}  # what the report of the step that ends it says of it
         self._set_policy(policy)
 
     def _set_policy(self, policy: Policy) -> None:
@@ -69,7 +75,7 @@ class GuardedSteps(ClipStep):
         listened = self._record.listener is not None
         alone = self._agreement is None
         tracing = self._recorder is not None and self._recorder.loss_trace.active
-        simple = alone and not listened and not tracing
+        simple = alone and not listened and not tracing and self._window is None
         self._plain = simple and not self.policy.check_params_every and self._deferred is False
 
     # ---- the step ----------------------------------------------------------------------------------------------------
@@ -141,8 +147,19 @@ class GuardedSteps(ClipStep):
 
     def host_step(self, kwargs: dict[str, Any], scale: float = 1.0, flagged: bool = False) -> Any:
         """One step decided on the host; gradients are `scale` times too large, `flagged`: the scaler found an Inf."""
+        if self._window is not None:
+            return self.window_step(kwargs, scale, flagged)
         scan, labels = self.scan()
         return self._judge(scan, labels, kwargs, scale, flagged)
+
+    def window_step(self, kwargs: dict[str, Any], scale: float, flagged: bool) -> Any:
+        """The step that ends an accumulation whose micro-batches were checked."""
+        raise NotImplementedError
+
+    def _end_window(self) -> Window | None:
+        window, self._window = self._window, None
+        self._replan()
+        return window
 
     def _judge(
         self,
@@ -157,18 +174,22 @@ class GuardedSteps(ClipStep):
             scan = Unscaled(scan, scale, self._params())
         if self._agreement is not None:
             scan, labels, flagged = self.agreed(scan, labels, flagged)
+        if self.scaled_step is not None:
+            self.scaled_step.answer(scan, flagged)
         if flagged or not scan.finite:
             return self._bad_step(scan, labels, scale, kwargs)
         factor = 1.0
         if scan.norm > self._norm_bound or scan.inf_norm > self._value_bound or scale != 1.0:
             factor = self.scale_and_clip(scan, scale)
         result = self.inner_step(kwargs)
-        report = self.report(scan, labels, clip_factor=factor, skipped=False, action="step")
+        report = self.report(scan, labels, clip_factor=factor, skipped=False, action="step", loss_scale=scale)
         self.finish(report, scan)
         return result
 
     def _bad_step(self, scan: EngineScan, labels: Sequence[Label], scale: float, kwargs: dict[str, Any]) -> Any:
-        report = self.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0)
+        report = self.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0, loss_scale=scale)
+        if self.scaled_step is not None:
+            self.scaled_step.explain(report)
         self.look_for_origin(report)
         action = self.decide(report)
         if action in ("skip", "raise"):
@@ -181,20 +202,15 @@ class GuardedSteps(ClipStep):
 
     def observe(self, loss: Tensor | float) -> None:
         """Let the loss join the next scan."""
-        if isinstance(loss, Tensor):
-            if self._recorder is not None:
-                self._recorder.observe(loss)
-            loss = loss.detach()
-            self._losses.append(loss if loss.is_floating_point() or loss.is_complex() else loss.float())
-        elif isinstance(loss, (int, float)):
-            self._losses.append(torch.tensor(loss, dtype=torch.float64))
-        else:
-            raise TypeError(f"loss must be a tensor or a number, got {type(loss).__name__}")
+        if self._recorder is not None and isinstance(loss, Tensor):
+            self._recorder.observe(loss)
+        self._losses.append(as_loss(loss))
 
     def start_over(self) -> None:
         """Forget the present run of bad steps: weights and state were put back to a good moment."""
         self._settle(wait=True)
         self._losses.clear()
+        self._end_window()
         self._diverged = None
         self._run_warned = self._bad_params_warned = False
         self._record.start_over()
@@ -214,11 +230,15 @@ class GuardedSteps(ClipStep):
                 self._agreement.give_up(self._params(), self._steps)
             raise self._explained(error) from None
         labels = self._names.labels(scan.signature, groups)
-        return scan, Joined(labels, _loss_labels(losses)) if losses else labels
+        return scan, Joined(labels, loss_labels(losses)) if losses else labels
 
     def report(self, scan: EngineScan, labels: Sequence[Label], **known: Any) -> StepReport:
         """The report of the present step, whose number it takes."""
+        if self.scaled_step is not None:
+            known["loss_scale"] = float(self.scaled_step.scale)
         report = StepReport.from_scan(scan, labels, self._places(scan), step=self._steps, time=time.time(), **known)
+        if self._window_facts:
+            vars(report).update(self._window_facts)
         self._steps += 1
         self._last = report
         return report
@@ -312,7 +332,7 @@ class GuardedSteps(ClipStep):
     def _can_defer(self) -> bool:
         """True if flags on the device can do it: a fused optimizer on one CUDA device, "skip", nobody to call."""
         policy, inner = self.policy, self.optimizer
-        if self._agreement is not None or self._recorder is not None:  # the host shares the verdict, or replays
+        if self._agreement is not None or self._recorder is not None or self._window is not None:  # the host shares the verdict, or replays
             return False
         if self._deferred is False or policy.on_nonfinite != "skip" or policy.clip_value is not None:
             return False
@@ -335,9 +355,9 @@ class GuardedSteps(ClipStep):
             return report
 
         flag = found_inf if isinstance(found_inf, Tensor) else None
-        every = Joined(labels, _loss_labels(losses)) if losses else labels
+        every = Joined(labels, loss_labels(losses)) if losses else labels
         return self._device_steps.launch(
-            self.optimizer, kwargs, make, every, losses, self.policy.clip_norm, grad_scale, flag
+            self.optimizer, kwargs, make, every, losses, self.policy.clip_norm, grad_scale, flag, self.scaled_step
         )
 
     def _settle(self, wait: bool = False) -> None:
@@ -346,12 +366,11 @@ class GuardedSteps(ClipStep):
             scan = source.resolved().scan
             if report.skipped:
                 vars(report)["buffers"] = source.buffers = bad_buffers(self._names.model)
+                if source.scaled is not None:
+                    source.scaled.explain(report)
+                    source.scale_note = report.scale_note
                 self.note_skip(report, scan.count, source.scale)
             else:
                 self.finish(report, scan)
-
-
-def _loss_labels(losses: Sequence[Tensor]) -> list[Label]:
-    if len(losses) == 1:
-        return [label_of(losses[0], ("loss",), "loss")]
-    return [label_of(loss, (f"loss[{i}]",), "loss") for i, loss in enumerate(losses)]
+            if source.scaled is not None:
+                source.scaled.watch_step(report)

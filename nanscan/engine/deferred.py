@@ -23,6 +23,7 @@ class EagerDeferredScan:
         self._lengths = [len(p) for p in found]
         self._host = _Transfer([piece for each in found for piece in each])
         self._scan: Scan | None = None
+        self.overflow: Tensor
         self.found_inf: Tensor
         self.grad_scale: Tensor
 
@@ -87,6 +88,7 @@ def launch_grads(
     incoming = _scalar(1.0 if grad_scale is None else grad_scale, device)
     own = [piece for each in found[: len(entries)] for piece in each]
     scan.found_inf = _found_inf([piece for each in found for piece in each], found_inf, incoming, device)
+    scan.overflow = _found_inf(own, None, torch.ones_like(incoming), device)
     scan.grad_scale = _grad_scale(own, incoming, clip_norm, device)
     return scan
 

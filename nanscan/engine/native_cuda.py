@@ -88,6 +88,11 @@ class NativeDeferredScan:
     def _flag(self, offset: int) -> Tensor:
         return self._output[offset : offset + 4].view(torch.float32).reshape(())
 
+    @property
+    def overflow(self) -> Tensor:
+        """The header begins with the norm of the gradients, a float64 that shows each NaN and Inf."""
+        return (~torch.isfinite(self._output[:8].view(torch.float64))).to(torch.float32).reshape(())
+
     def ready(self) -> bool:
         """True once `result` would not wait."""
         return self._filled or (self._event is not None and bool(self._event.query()))
