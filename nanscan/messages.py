@@ -7,13 +7,28 @@ import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import torch
 
 from nanscan.errors import NonFiniteWarning
 from nanscan.report import StepReport, TensorReport
 
-__all__ = ["bad_parameters", "bad_step", "diverged", "group_left_out", "lost_eps", "no_gradients", "warn"]
+if TYPE_CHECKING:
+    from nanscan.origin.record import Origin
+
+__all__ = [
+    "bad_parameters",
+    "bad_step",
+    "diverged",
+    "dropped_microbatch",
+    "group_left_out",
+    "lost_eps",
+    "no_gradients",
+    "spike",
+    "warn",
+]
 
 _OUTCOME = {
     "skip": "skipped: {what}. Weights and optimizer state are unchanged, the gradients are cleared",
@@ -21,11 +36,11 @@ _OUTCOME = {
     "zero": "taken with the bad elements set to 0: {what}",
     "warn": "taken although {what}",
 }
-_INTERNAL = tuple(str(Path(file).parent) + os.sep for file in (__file__, torch.__file__))
+_INTERNAL = [str(Path(file).parent) + os.sep for file in (__file__, torch.__file__)]
 
 
 def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None) -> str:
-    """One line on a step with a NaN or Inf: what was done, who, how many, where, and what else is known.
+    """One line on a step with a NaN or Inf, or a spike: what was done, who, how many, where, and what else is known.
 
     Args:
         report: of that step.
@@ -39,11 +54,19 @@ def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None
             if report.bad
             else f"the update made NaN or Inf of finite gradients: {_listed(report.parameters)}"
         )
+    elif report.spike is not None:
+        what, scale = report.spike.describe(), 1.0
     parts = [f"nanscan: step {report.step} {_OUTCOME[report.action].format(what=what)}."]
     if report.origin is not None:
         parts.append(f"{report.origin.one_line()}." + (f" Hint: {report.origin.hint}." if report.origin.hint else ""))
-    if scale != 1.0 and report.skipped:
+    if report.scale_note:
+        parts.append(f"{report.scale_note[0].upper()}{report.scale_note[1:]}.")
+    elif scale != 1.0 and report.skipped:
         parts.append(f"The loss scale was {scale:g}; if that made it overflow, GradScaler.update() lowers it.")
+    if report.dropped and len(report.dropped) == report.microbatches:
+        parts.append(f"All {report.microbatches} micro-batches were dropped; this was the last one.")
+    elif report.microbatch is not None:
+        parts.append(f"It came with micro-batch {report.microbatch} of {report.microbatches} (counted from 0).")
     if offender:
         parts.append(f"{offender[0].upper()}{offender[1:]}.")
     if report.buffers:
@@ -78,6 +101,29 @@ def lost_eps(name: str, eps: float) -> str:
     )
 
 
+def spike(report: StepReport) -> str:
+    """The warning about a spike on a step that was taken."""
+    assert report.spike is not None
+    done = "" if report.clip_factor == 1.0 else f" with its gradients multiplied by {report.clip_factor:.3g}"
+    return f"nanscan: step {report.step} taken{done} although {report.spike.describe()}."
+
+
+def dropped_microbatch(found: str, origin: Origin | None) -> str:
+    """The warning about a micro-batch that is given up. `found`: what was wrong with it."""
+    made = "" if origin is None else f" {origin.one_line()}."
+    return (
+        f"nanscan: dropped {found}.{made} The gradients of the other micro-batches are kept and are scaled up to the "
+        "whole window at the step."
+    )
+
+
+def spike(report: StepReport) -> str:
+    """The warning about a spike on a step that was taken."""
+    assert report.spike is not None
+    done = "" if report.clip_factor == 1.0 else f" with its gradients multiplied by {report.clip_factor:.3g}"
+    return f"nanscan: step {report.step} taken{done} although {report.spike.describe()}."
+
+
 def no_gradients(step: int) -> str:
     """The hint when no parameter has a gradient."""
     return (
@@ -98,9 +144,14 @@ def group_left_out() -> str:
 def warn(text: str, category: type[Warning] = NonFiniteWarning) -> None:
     """`warnings.warn`, pointing at the caller's line outside of nanscan and torch."""
     level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_INTERNAL):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(tuple(_INTERNAL)):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)
+
+
+def point_past(*packages: ModuleType) -> None:
+    """Let warnings point past the frames of these packages too: whose trainer runs the loop has no line to mend."""
+    _INTERNAL.extend(str(Path(str(package.__file__)).parent) + os.sep for package in packages)
 
 
 def _listed(rows: Sequence[TensorReport], limit: int = 4) -> str:

@@ -18,10 +18,12 @@ import torch
 from torch import Tensor, nn
 
 import nanscan
+from nanscan import messages
 from nanscan.guard import GuardedOptimizer
 from nanscan.integrations.versions import require
+from nanscan.manager import contents
 
-require("accelerate", "1.1", "2", extra="accelerate")
+messages.point_past(require("accelerate", "1.1", "2", extra="accelerate"))
 
 from accelerate import Accelerator  # noqa: E402
 from accelerate import optimizer as accelerated  # noqa: E402
@@ -90,7 +92,7 @@ class PreparedOptimizer(accelerated.AcceleratedOptimizer, GuardedOptimizer):  # 
     @property
     def step_was_skipped(self) -> bool:
         """True if the last step, by the guard's verdict or the gradient scaler's, left weights and state alone."""
-        return bool(self.optimizer.step_was_skipped)
+        return bool(self.optimizer.step_was_skipped)  # type: ignore[attr-defined]
 
     def __setattr__(self, name: str, value: Any) -> None:
         guard = vars(self).get("optimizer")
@@ -100,7 +102,10 @@ class PreparedOptimizer(accelerated.AcceleratedOptimizer, GuardedOptimizer):  # 
         else:
             super().__setattr__(name, value)
 
-    __deepcopy__ = None
+    __deepcopy__ = None  # type: ignore[assignment]  # the state is copied as Accelerate says, not as the guard does
+
+    def __repr__(self) -> str:
+        return f"PreparedOptimizer({self.optimizer!r})"
 
 
 def _shown(name: str) -> property:
@@ -186,17 +191,33 @@ def keep_guard_state(accelerator: Accelerator, optimizers: Iterable[Any]) -> Non
 
     def save(models: Any, weights: Any, folder: str) -> None:
         if accelerator.is_main_process:
-            states = [guard.guard_state_dict() for guard in guards]  # type: ignore[attr-defined]
+            states = [guard_state(guard) for guard in guards]
             nanscan.save({"guards": states}, Path(folder) / GUARD_FILE, check_finite=False)
 
     def load(models: Any, folder: str) -> None:
         path = os.path.join(folder, GUARD_FILE)
         if os.path.exists(path):
             for guard, state in zip(guards, nanscan.load(path)["guards"], strict=True):
-                guard.load_guard_state_dict(state)  # type: ignore[attr-defined]
+                load_guard_state(guard, state)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
+
+
+def guard_state(guard: GuardedOptimizer) -> dict[str, Any]:
+    """What a guard has counted and learnt so far."""
+    state: dict[str, Any] = (
+        guard.guard_state_dict() if hasattr(guard, "guard_state_dict") else {**contents.guard_counters(guard)}
+    )
+    return state
+
+
+def load_guard_state(guard: GuardedOptimizer, state: dict[str, Any]) -> None:
+    """The inverse of `guard_state`."""
+    if hasattr(guard, "load_guard_state_dict"):
+        guard.load_guard_state_dict(state)
+    else:
+        contents.set_guard_counters(guard, state)
 
 
 # ---- what Accelerate learns ------------------------------------------------------------------------------------------
