@@ -26,6 +26,7 @@ __all__ = [
     "group_left_out",
     "lost_eps",
     "no_gradients",
+    "point_past",
     "spike",
     "warn",
 ]
