@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # for type checkers and editors; the table below is what runs
     from nanscan.checkpoint.load import load as load
     from nanscan.checkpoint.save import save as save
     from nanscan.clip import clip_grad_norm_ as clip_grad_norm_
+    from nanscan.clipping import AdaptiveClip as AdaptiveClip
+    from nanscan.clipping import Spike as Spike
     from nanscan.engine.info import engine_info as engine_info
     from nanscan.errors import (
         CheckpointError as CheckpointError,
@@ -93,6 +95,10 @@ _PUBLIC = {
     "nanscan.checkpoint.load": ("load",),
     "nanscan.checkpoint.save": ("save",),
     "nanscan.clip": ("clip_grad_norm_",),
+    "nanscan.clipping": (
+        "AdaptiveClip",
+        "Spike",
+    ),
     "nanscan.engine.info": ("engine_info",),
     "nanscan.errors": (
         "CheckpointError",

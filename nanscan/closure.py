@@ -56,6 +56,11 @@ class _Evaluations:
     def step(self, kwargs: dict[str, Any]) -> Any:
         """The whole step."""
         inner, saved = self.guard.optimizer, None
+        if self.guard._window is not None:
+            raise RuntimeError(
+                "check_microbatch can't be used with an optimizer that evaluates its closure several times: each of "
+                "its evaluations is checked anyway"
+            )
         try:
             if type(inner) is torch.optim.LBFGS:  # it begins with an evaluation: hooks run only if that is finite
                 with torch.enable_grad():
@@ -89,6 +94,9 @@ class _Evaluations:
         scan, labels = guard.scan()
         scan, labels, _ = guard.agreed(scan, labels)
         if scan.finite:
+            if self.checks == 1 and guard.look_for_spike(scan) is not None and guard.policy.on_spike == "skip":
+                report = guard.report(scan, labels, skipped=True, clip_factor=1.0, **guard.notes_on_limits())
+                raise _Unwind(report, "skip", scan, loss)
             self.latest = (scan, labels, guard.scale_and_clip(scan))
             return
         report = self.report or guard.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0)
@@ -117,7 +125,8 @@ class _Evaluations:
         assert self.latest is not None  # a step has one check at least
         scan, labels, factor = self.latest
         if self.report is None:
-            self.report = self.guard.report(scan, labels, clip_factor=factor, skipped=False, action="step")
+            notes = self.guard.notes_on_limits()
+            self.report = self.guard.report(scan, labels, clip_factor=factor, skipped=False, action="step", **notes)
         return self.report, scan
 
 

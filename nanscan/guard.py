@@ -11,20 +11,22 @@ from torch import Tensor, nn
 
 from nanscan import messages
 from nanscan.checks import lost_eps
+from nanscan.clipping import AdaptiveClip
 from nanscan.distributed import agreement_over
+from nanscan.engine.shards import is_dtensor
 from nanscan.history import Healthy, History, Record
 from nanscan.log import Log, open_log
+from nanscan.microbatches import Microbatches
 from nanscan.names import Names
-from nanscan.policy import OnNonfinite, Policy
+from nanscan.policy import OnNonfinite, OnSpike, Policy
 from nanscan.report import StepReport
-from nanscan.steps import GuardedSteps
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
 _NOT_FORWARDED = frozenset({"optimizer", "grad_scale", "found_inf"})
 
 
-class GuardedOptimizer(GuardedSteps):
+class GuardedOptimizer(Microbatches):
     """An optimizer that looks before it steps; made by `nanscan.wrap`, which documents it.
 
     It holds the inner one as `.optimizer` and shows its live `param_groups`, `state` and `defaults`; attributes it
@@ -57,7 +59,9 @@ class GuardedOptimizer(GuardedSteps):
 
     def _agree_over(self, process_group: Any) -> None:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
+        self._sharded = any(is_dtensor(p) for p in params)
         self._agreement = agreement_over(process_group, self.optimizer, params, self.model)
+        self._group_given = process_group
         self._replan()
 
     def _record_forwards(self, wanted: bool) -> None:
@@ -94,7 +98,7 @@ class GuardedOptimizer(GuardedSteps):
         if model is not None:
             self._names = Names(model)
         self._record_forwards(find_origin or (model is not None and self._recorder is not None))
-        if process_group is not None:
+        if process_group is not None or (model is not None and self._group_given is None):
             self._agree_over(process_group)
         if log is not None:
             self._listen(log)
@@ -203,12 +207,16 @@ class GuardedOptimizer(GuardedSteps):
         self.optimizer.defaults = defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """The inner optimizer's `zero_grad`."""
+        """The inner optimizer's `zero_grad`. Micro-batches that were checked and not stepped with are forgotten."""
+        if self._window is not None:
+            self._end_window()
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group to the inner optimizer; its parameters are scanned and named from the next step on."""
         self.optimizer.add_param_group(param_group)
+        if self._group_given is None or any(is_dtensor(p) for p in self.param_groups[-1]["params"]):
+            self._agree_over(self._group_given)
 
     def state_dict(self) -> dict[str, Any]:
         """The inner optimizer's state dict, unchanged: it loads with or without nanscan."""
@@ -245,6 +253,7 @@ class GuardedOptimizer(GuardedSteps):
             return
         names = Names(state.get("model"), state["names"])
         super().__init__(state["optimizer"], names, state["record"], state["policy"])
+        self._agree_over(False)
         self._listen(state["log"])
 
     def __deepcopy__(self, memo: dict[int, Any]) -> GuardedOptimizer:
@@ -259,7 +268,7 @@ def wrap(
     optimizer: torch.optim.Optimizer,
     model: nn.Module | None = None,
     *,
-    clip_norm: float | None = None,
+    clip_norm: float | AdaptiveClip | None = None,
     clip_value: float | None = None,
     on_nonfinite: OnNonfinite = "skip",
     max_consecutive_skips: int | None = 20,
@@ -268,6 +277,8 @@ def wrap(
     history: int = 1024,
     log: Log | None = None,
     process_group: Any = None,
+    on_spike: OnSpike | None = None,
+    spike_sigma: float = 6.0,
 ) -> GuardedOptimizer:
     """Guard an optimizer: scan the gradients once before each step, and skip, clip and report by what was found.
 
@@ -282,7 +293,8 @@ def wrap(
             forward pass may have poisoned BatchNorm's running statistics). Without it names come from the optimizer's
             named groups, else from the position: `"group0.param3"`.
         clip_norm: the largest 2-norm that all gradients together may have, > 0; larger ones are multiplied by
-            `clip_norm / (norm + 1e-6)` (as in `torch.nn.utils.clip_grad_norm_`). None or inf: no clipping.
+            `clip_norm / (norm + 1e-6)` (as in `torch.nn.utils.clip_grad_norm_`). None or inf: no clipping. Or an
+            `AdaptiveClip`, whose limit follows the run.
         clip_value: elements are clamped to [-clip_value, clip_value] first, > 0; None or inf: not at all.
         on_nonfinite: what to do about a NaN or Inf: `"skip"` the step, `"raise"` a `NonFiniteError` (the gradients are
             left for inspection), `"zero"` the bad elements and step, `"warn"` and step anyway, or a function that gets
@@ -346,6 +358,8 @@ def wrap(
         "max_consecutive_skips": max_consecutive_skips,
         "check_params_every": check_params_every,
         "history": history,
+        "on_spike": on_spike,
+        "spike_sigma": spike_sigma,
     }
     if isinstance(optimizer, GuardedOptimizer):
         optimizer._update(model, log, process_group, find_origin, options)

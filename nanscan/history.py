@@ -167,6 +167,7 @@ class Record:
         consecutive: how many were skipped in a row up to now.
         first_skipped: index of the first skipped one, None if there is none.
         bad_parameter_steps: after how many the parameters held a NaN or Inf (where that was looked at).
+        spikes: how many were a spike (where that was looked for).
         skipped_last: whether the last one was skipped.
         offenders: the names of the bad tensors of the last skipped steps.
         listener: is called with the report of every step.
@@ -178,6 +179,7 @@ class Record:
         self.consecutive = 0
         self.first_skipped: int | None = None
         self.bad_parameter_steps = 0
+        self.spikes = 0
         self.skipped_last = False
         self.history = History(size)
         self.offenders: deque[tuple[str, ...]] = deque(maxlen=OFFENDER_STEPS)

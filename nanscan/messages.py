@@ -102,13 +102,6 @@ def lost_eps(name: str, eps: float) -> str:
     )
 
 
-def spike(report: StepReport) -> str:
-    """The warning about a spike on a step that was taken."""
-    assert report.spike is not None
-    done = "" if report.clip_factor == 1.0 else f" with its gradients multiplied by {report.clip_factor:.3g}"
-    return f"nanscan: step {report.step} taken{done} although {report.spike.describe()}."
-
-
 def dropped_microbatch(found: str, origin: Origin | None) -> str:
     """The warning about a micro-batch that is given up. `found`: what was wrong with it."""
     made = "" if origin is None else f" {origin.one_line()}."

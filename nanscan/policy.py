@@ -7,13 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
+from nanscan.clipping.adaptive import AdaptiveClip
 from nanscan.report import StepReport
 
-__all__ = ["ACTIONS", "Action", "OnNonfinite", "Policy", "clip_factor", "eps_is_lost", "valid_limit"]
+__all__ = ["ACTIONS", "Action", "OnNonfinite", "OnSpike", "Policy", "clip_factor", "eps_is_lost", "valid_limit"]
 
 Action = Literal["skip", "raise", "zero", "warn"]
+OnSpike = Literal["warn", "clip", "skip"]
 OnNonfinite = Action | Callable[[StepReport], str]
 ACTIONS = ("skip", "raise", "zero", "warn")
+ON_SPIKE = (None, "warn", "clip", "skip")
 FP16_SMALLEST_EPS = 6e-8  # about the smallest positive float16, 2^-24: a smaller eps is 0 there, or nearly
 
 
@@ -31,16 +34,19 @@ class Policy:
     ValueError: on_nonfinite must be 'skip', 'raise', 'zero', 'warn' or a function of the report, got 'stop'
     """
 
-    clip_norm: float | None = None
+    clip_norm: float | AdaptiveClip | None = None
     clip_value: float | None = None
     on_nonfinite: OnNonfinite = "skip"
     max_consecutive_skips: int | None = 20
     check_params_every: int = 0
     history: int = 1024
+    on_spike: OnSpike | None = None
+    spike_sigma: float = 6.0
 
     def __post_init__(self) -> None:
-        for name in ("clip_norm", "clip_value"):
-            object.__setattr__(self, name, valid_limit(name, getattr(self, name)))
+        if self.adaptive is None:
+            object.__setattr__(self, "clip_norm", valid_limit("clip_norm", self.clip_norm))
+        object.__setattr__(self, "clip_value", valid_limit("clip_value", self.clip_value))
         if not callable(self.on_nonfinite) and self.on_nonfinite not in ACTIONS:
             raise ValueError(
                 f"on_nonfinite must be {_choices()} or a function of the report, got {self.on_nonfinite!r}"
@@ -49,6 +55,21 @@ class Policy:
             _check_count("max_consecutive_skips", self.max_consecutive_skips, 1, " or None (never give up)")
         _check_count("check_params_every", self.check_params_every, 0, " (0 = never)")
         _check_count("history", self.history, 0, "")
+        if self.on_spike not in ON_SPIKE:
+            raise ValueError(f"on_spike must be {', '.join(map(repr, ON_SPIKE))}, got {self.on_spike!r}")
+        sigma: Any = self.spike_sigma
+        if isinstance(sigma, bool) or not isinstance(sigma, (int, float)) or not 0 < sigma < math.inf:
+            raise ValueError(f"spike_sigma must be a positive finite number, got {sigma!r}")
+
+    @property
+    def adaptive(self) -> AdaptiveClip | None:
+        """`clip_norm` where it is a limit that follows the run."""
+        return self.clip_norm if isinstance(self.clip_norm, AdaptiveClip) else None
+
+    @property
+    def fixed_norm(self) -> float | None:
+        """`clip_norm` where it is a number."""
+        return None if isinstance(self.clip_norm, AdaptiveClip) else self.clip_norm
 
     def updated(self, **options: Any) -> Policy:
         """A copy in which every given option that isn't at its default replaces the present one."""
@@ -67,7 +88,7 @@ class Policy:
         return choice  # type: ignore[return-value]
 
 
-def valid_limit(name: str, value: float | None) -> float | None:
+def valid_limit(name: str, value: Any) -> float | None:
     """A limit for clipping as a float, None for none.
 
     Raises:
@@ -80,6 +101,8 @@ def valid_limit(name: str, value: float | None) -> float | None:
     """
     if value is None:
         return None
+    if isinstance(value, str):
+        raise ValueError(f"{name} must be a positive number or nanscan.AdaptiveClip({value!r}), got {value!r}")
     number = float(value)
     if not number > 0:
         raise ValueError(f"{name} must be a positive number, got {value}; for no clipping give None")

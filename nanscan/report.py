@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
 
+from nanscan.clipping.record import Spike
+
 if TYPE_CHECKING:
     from nanscan.engine.result import EngineScan, Row
 
@@ -239,11 +241,19 @@ class StepReport(Report):
 
     Attributes:
         step: which call of `optimizer.step()` this was, from 0.
-        clip_factor: what the gradients were multiplied by for `clip_norm` (1.0 = not clipped).
+        clip_factor: what the gradients were multiplied by for `clip_norm` (1.0 = not clipped). Where each unit has a
+            limit of its own (agc): the norm of all gradients after clipping by that before.
+        clip_limit: the norm that was allowed, where it follows the run (`AdaptiveClip`, `on_spike="clip"`); else None.
+        spike: the `Spike` that this step was, where `on_spike` looks for them; None if it was none.
         skipped: True if the optimizer did not step.
         action: `"step"`, `"skip"`, `"raise"`, `"zero"` or `"warn"`.
         time: when, in seconds since the epoch.
         buffers: buffers of the model that hold a NaN or Inf; looked at only when a step is skipped.
+        loss_scale: what the loss was multiplied by, as far as a gradient scaler has told; else 1.0.
+        scale_note: on a bad step with a `nanscan.GradScaler`: what the scale has to do with it.
+        microbatches: how many `check_microbatch` has seen for this step; 0: none was checked.
+        dropped: the indices of those that were given up.
+        microbatch: index of the one that brought the NaN or Inf of this step, where that is known; else None.
         parameters: parameters (and their optimizer state) that hold a NaN or Inf after the step; looked at every
             `check_params_every` steps.
 
@@ -254,10 +264,17 @@ class StepReport(Report):
     step: int = 0
     time: float = 0.0
     clip_factor: float = field(default_factory=lambda: 1.0)
+    clip_limit: float | None = field(default_factory=lambda: None)
+    spike: Spike | None = field(default_factory=lambda: None)
     skipped: bool = field(default_factory=lambda: False)
     action: str = field(default_factory=lambda: "step")
     buffers: tuple[TensorReport, ...] = field(default_factory=tuple)
     parameters: tuple[TensorReport, ...] = field(default_factory=tuple)
+    microbatches: int = field(default_factory=int)
+    dropped: tuple[int, ...] = field(default_factory=tuple)
+    microbatch: int | None = field(default_factory=lambda: None)
+    loss_scale: float = field(default_factory=lambda: 1.0)
+    scale_note: str = field(default_factory=str)
 
 
 class ScanSource:
@@ -352,9 +369,15 @@ def _parse(name: str, value: Any) -> Any:
         from nanscan.origin.record import Origin  # not above: it needs torch, and a report does not
 
         return Origin.from_dict(value)
-    if name in ("tensors", "bad", "buffers", "parameters"):
+    if name == "spike":
+        return None if value is None else Spike.from_dict(value)
+    if name == "clip_limit":
+        return None if value is None else float(value)
+    if name == "dropped" and isinstance(value, Sequence):
+        return tuple(value)
+    if name in ("tensors", "bad", "buffers", "parameters", "stale"):
         return tuple(_parse_row(row) for row in value)
-    return float(value) if name.endswith(("norm", "factor", "time")) else value
+    return float(value) if name.endswith(("norm", "factor", "time", "scale")) else value
 
 
 def _parse_row(row: Mapping[str, Any]) -> TensorReport:

@@ -14,6 +14,7 @@ from torch import Tensor
 from nanscan import engine, messages
 from nanscan.checks import bad_buffers, lost_eps
 from nanscan.clipping.clip_step import ClipStep
+from nanscan.clipping.limits import limits_for
 from nanscan.closure import step_with_closure
 from nanscan.device_steps import DeviceSource, DeviceSteps, Unscaled
 from nanscan.engine.result import BadInput, EngineScan
@@ -55,7 +56,9 @@ class GuardedSteps(ClipStep):
         self._defer_plan: tuple[object, bool] = (None, False)
         self._diverged: TrainingDiverged | None = None
         self._run_warned = False  # this run of bad steps has had its warning
+        self._limits = None
         self._bad_params_warned = False
+        self._spike_warned = False
         self._agreement = None
         self._recorder: Recorder | None = None  # of the model's last forwards, for find_origin=True
         self._window: Window | None = None  # of an accumulation whose micro-batches are checked
@@ -64,7 +67,10 @@ class GuardedSteps(ClipStep):
 
     def _set_policy(self, policy: Policy) -> None:
         self.policy = policy
-        self._norm_bound = sys.float_info.max if policy.clip_norm is None else policy.clip_norm - 1e-6
+        self._limits = limits_for(policy, self._limits)
+        self._norm_bound = sys.float_info.max if policy.fixed_norm is None else policy.fixed_norm - 1e-6
+        if self._limits is not None:  # every norm is to be looked at
+            self._norm_bound = -1.0
         self._value_bound = float("inf") if policy.clip_value is None else policy.clip_value
         if self._record.history.size != policy.history:
             self._record.history = self._record.history.resized(policy.history)
@@ -73,7 +79,7 @@ class GuardedSteps(ClipStep):
     def _replan(self) -> None:
         """Note whether a healthy step needs nothing but the scan and the inner step."""
         listened = self._record.listener is not None
-        alone = self._agreement is None
+        alone = not self._sharded and (self._agreement is None or self._agreement.equal_gradients)
         tracing = self._recorder is not None and self._recorder.loss_trace.active
         simple = alone and not listened and not tracing and self._window is None
         self._plain = simple and not self.policy.check_params_every and self._deferred is False
@@ -178,11 +184,14 @@ class GuardedSteps(ClipStep):
             self.scaled_step.answer(scan, flagged)
         if flagged or not scan.finite:
             return self._bad_step(scan, labels, scale, kwargs)
+        if self.look_for_spike(scan) is not None and self.policy.on_spike == "skip":
+            return self.refuse_spike(scan, labels, scale)
         factor = 1.0
         if scan.norm > self._norm_bound or scan.inf_norm > self._value_bound or scale != 1.0:
             factor = self.scale_and_clip(scan, scale)
         result = self.inner_step(kwargs)
-        report = self.report(scan, labels, clip_factor=factor, skipped=False, action="step", loss_scale=scale)
+        known = {"loss_scale": scale, **self.notes_on_limits()}
+        report = self.report(scan, labels, clip_factor=factor, skipped=False, action="step", **known)
         self.finish(report, scan)
         return result
 
@@ -196,7 +205,7 @@ class GuardedSteps(ClipStep):
             return self.refuse(report, action, scan, scale)
         factor = self.repair(scan, scale, action)
         result = self.inner_step(kwargs)
-        vars(report).update(action=action, clip_factor=factor)
+        vars(report).update(action=action, clip_factor=factor, **self.notes_on_limits())
         self.finish(report, scan)
         return result
 
@@ -212,7 +221,7 @@ class GuardedSteps(ClipStep):
         self._losses.clear()
         self._end_window()
         self._diverged = None
-        self._run_warned = self._bad_params_warned = False
+        self._run_warned = self._bad_params_warned = self._spike_warned = False
         self._record.start_over()
         for handed in ("grad_scale", "found_inf"):
             self.__dict__.pop(handed, None)
@@ -224,11 +233,12 @@ class GuardedSteps(ClipStep):
         losses, self._losses = self._losses, []
         groups = self.optimizer.param_groups
         try:
-            scan = engine.scan_grads(groups, losses)
-        except BadInput as error:
+            scan = self._scanned(losses)
+        except Exception as error:
             if self._agreement is not None:
                 self._agreement.give_up(self._params(), self._steps)
-            raise self._explained(error) from None
+            raise (self._explained(error) if isinstance(error, BadInput) else error) from None
+        self._step_losses = losses
         labels = self._names.labels(scan.signature, groups)
         return scan, Joined(labels, loss_labels(losses)) if losses else labels
 
@@ -245,6 +255,7 @@ class GuardedSteps(ClipStep):
 
     def repair(self, scan: EngineScan, scale: float, action: Action) -> float:
         """Make the gradients ready for a step although there is a NaN or Inf; returns the clip factor."""
+        self.forget_limits()
         if action == "zero":
             self._zero_nonfinite()
             return self.scale_and_clip(scan, scale)
@@ -258,12 +269,20 @@ class GuardedSteps(ClipStep):
         if action == "skip":
             self._clear_grads()
         self.note_skip(report, scan.count, scale)
+        if self._limits is not None:
+            self._limits.skipped()
         if action == "raise":
             raise NonFiniteError(messages.bad_step(report, scale), report)
         if self._diverged is not None:
             diverged, self._diverged = self._diverged, None
             raise diverged
         return loss
+
+    def refuse_spike(self, scan: EngineScan, labels: Sequence[Label], scale: float = 1.0) -> Any:
+        """Do not step because of a spike."""
+        known = {"loss_scale": scale, **self.notes_on_limits()}
+        report = self.report(scan, labels, action="skip", skipped=True, clip_factor=1.0, **known)
+        return self.refuse(report, "skip", scan, scale)
 
     def look_for_origin(self, report: StepReport) -> None:
         """On the first bad step of a run, with find_origin=True: replay the forward pass and note who made it.
@@ -284,6 +303,7 @@ class GuardedSteps(ClipStep):
         record = self._record
         vars(self.optimizer)["_opt_called"] = True  # else a scheduler made before `wrap` says that step() was forgotten
         record.add_skipped(report, rows)
+        record.spikes += report.spike is not None
         offender = repeat_offender(record.offenders)
         if report.action == "skip" and record.consecutive == self.policy.max_consecutive_skips:
             self._diverged = TrainingDiverged(messages.diverged(report, record.consecutive, offender), report)
@@ -298,6 +318,8 @@ class GuardedSteps(ClipStep):
         if due:
             vars(report)["parameters"] = self.bad_parameters()
         self._record.add(report, scan.count)
+        if self._limits is not None:
+            self._note_spike(report)
         if report.action == "step":
             self._run_warned = False
         elif not self._run_warned:
@@ -308,6 +330,16 @@ class GuardedSteps(ClipStep):
             messages.warn(messages.no_gradients(report.step), UserWarning)
         if due:
             self._judge_parameters(report)
+
+    def _note_spike(self, report: StepReport) -> None:
+        """Count a spike on a step that was taken, warn once per run of them, and let the step enter the history."""
+        assert self._limits is not None
+        self._limits.taken()
+        if report.spike is not None:
+            self._record.spikes += 1
+            if not self._spike_warned:
+                messages.warn(messages.spike(report))
+        self._spike_warned = report.spike is not None
 
     def _judge_parameters(self, report: StepReport) -> None:
         """A weight is NaN or Inf: raise or warn, as `on_nonfinite` says as far as that is still possible."""
@@ -332,7 +364,13 @@ class GuardedSteps(ClipStep):
     def _can_defer(self) -> bool:
         """True if flags on the device can do it: a fused optimizer on one CUDA device, "skip", nobody to call."""
         policy, inner = self.policy, self.optimizer
-        if self._agreement is not None or self._recorder is not None or self._window is not None:  # the host shares the verdict, or replays
+        if self._recorder is not None or self._sharded:  # the host replays, or puts the shards together
+            return False
+        if self._agreement is not None and (self._losses or not self._agreement.equal_gradients):  # it shares
+            return False
+        if self._limits is not None:
+            return False
+        if self._window is not None:  # what was dropped of it is known on the host
             return False
         if self._deferred is False or policy.on_nonfinite != "skip" or policy.clip_value is not None:
             return False
@@ -357,7 +395,7 @@ class GuardedSteps(ClipStep):
         flag = found_inf if isinstance(found_inf, Tensor) else None
         every = Joined(labels, loss_labels(losses)) if losses else labels
         return self._device_steps.launch(
-            self.optimizer, kwargs, make, every, losses, self.policy.clip_norm, grad_scale, flag, self.scaled_step
+            self.optimizer, kwargs, make, every, losses, self.policy.fixed_norm, grad_scale, flag, self.scaled_step
         )
 
     def _settle(self, wait: bool = False) -> None:

@@ -95,7 +95,7 @@ def _clipping(subject: Subject, grads: Mapping[str, Tensor | None]) -> tuple[flo
     if policy is None or (policy.clip_norm is None and policy.clip_value is None):
         return 1.0, None
     norms = [float(torch.linalg.vector_norm(g.float())) for g in grads.values() if g is not None and not g.is_sparse]
-    return clip_factor(sum(norm**2 for norm in norms) ** 0.5, policy.clip_norm), policy.clip_value
+    return clip_factor(sum(norm**2 for norm in norms) ** 0.5, policy.fixed_norm), policy.clip_value
 
 
 def _given(grads: Mapping[str, Tensor | None], name: str) -> Tensor:
