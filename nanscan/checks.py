@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from nanscan import engine
 from nanscan.engine.result import EngineScan, Row
+from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import full_index
 from nanscan.names import Names, buffers_of, label_of
 from nanscan.policy import eps_is_lost
 from nanscan.report import Label, Report, TensorReport
 
-__all__ = ["bad_buffers", "bad_parameters", "dense_bad_rows", "lost_eps", "sparse_places"]
+__all__ = ["bad_buffers", "bad_parameters", "dense_bad_rows", "full_places", "lost_eps", "sparse_places"]
 
 
 def bad_buffers(model: nn.Module | None) -> tuple[TensorReport, ...]:
@@ -35,7 +36,8 @@ def bad_parameters(optimizer: torch.optim.Optimizer, names: Names) -> tuple[Tens
     known = names.refresh(0, optimizer.param_groups)
     labels = [label_of(p, label.names, "parameter") for p, label in zip(params, known, strict=True)]
     found: list[TensorReport] = []
-    for engine_row, row in zip(scan.bad_rows(), Report.from_scan(scan, labels).bad, strict=True):
+    reported = Report.from_scan(scan, labels, full_places(scan, params)).bad
+    for engine_row, row in zip(scan.bad_rows(), reported, strict=True):
         found += [row, *_bad_state(optimizer, params[engine_row.position], row.name)]
     return tuple(found)
 
@@ -46,7 +48,9 @@ def _bad_state(optimizer: torch.optim.Optimizer, param: Tensor, name: str) -> tu
         key: v for key, v in state.items() if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())
     }
     labels = [label_of(value, (f"{key} of '{name}'",), "state") for key, value in entries.items()]
-    return Report.from_scan(engine.scan(list(entries.values())), labels).bad
+    values = list(entries.values())
+    scan = engine.scan(values)
+    return Report.from_scan(scan, labels, full_places(scan, values)).bad
 
 
 def lost_eps(optimizer: torch.optim.Optimizer, names: Names) -> list[tuple[str, float]]:
@@ -62,13 +66,17 @@ def lost_eps(optimizer: torch.optim.Optimizer, names: Names) -> list[tuple[str, 
 
 
 def sparse_places(scan: EngineScan, groups: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:
-    """Position -> dense index of the first bad element, for the sparse gradients among the bad ones."""
-    grads = [p.grad for group in groups for p in group["params"]]
+    """Position -> index of the first bad element, for the sparse and sharded gradients among the bad ones."""
+    return full_places(scan, [p.grad for group in groups for p in group["params"]])
+
+
+def full_places(scan: EngineScan, tensors: Sequence[Tensor | None]) -> dict[int, tuple[int, ...]]:
+    """As `sparse_places`, for any tensors."""
     places = {}
     for row in scan.bad_rows():
-        grad = grads[row.position] if row.position < len(grads) else None
-        if grad is not None and grad.layout is not torch.strided:
-            places[row.position] = full_index(grad, row.first_bad)
+        tensor = tensors[row.position] if row.position < len(tensors) else None
+        if tensor is not None and (tensor.layout is not torch.strided or is_dtensor(tensor)):
+            places[row.position] = full_index(tensor, row.first_bad)
     return places
 
 

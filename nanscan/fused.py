@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as torch_optimizer
 
+from nanscan.engine.shards import is_dtensor
+
 __all__ = ["has_step_hooks", "one_device", "ready_to_skip", "step_with", "takes_scale"]
 
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -35,7 +37,9 @@ def has_step_hooks(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def one_device(groups: list[dict[str, Any]]) -> torch.device | None:
-    """The device that all parameters are on; None if there are several, or no parameters."""
+    """The device that all parameters are on; None if there are several, or no parameters, or if they are sharded."""
+    if any(is_dtensor(p) for group in groups for p in group["params"]):
+        return None
     devices = {p.device for group in groups for p in group["params"]}
     return devices.pop() if len(devices) == 1 else None
 

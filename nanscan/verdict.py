@@ -6,11 +6,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from nanscan import engine
 from nanscan.checks import bad_buffers, bad_parameters, dense_bad_rows, sparse_places
 from nanscan.distributed import Agreement
+from nanscan.distributed.agreed import AgreedScan
+from nanscan.distributed.gradients import local_grads
 from nanscan.engine.result import EngineScan
+from nanscan.engine.tensors import flat_params
 from nanscan.names import Names
 from nanscan.policy import Action, Policy
 from nanscan.report import Label, StepReport, TensorReport
@@ -25,16 +29,19 @@ class Verdict(torch.optim.Optimizer):
     policy: Policy
     _names: Names
     _steps: int
+    _sharded: bool = False  # some parameters are DTensors
     _agreement: Agreement | None  # with the other ranks of a process group; None: this process is alone
 
     def agreed(
         self, scan: EngineScan, labels: Sequence[Label], flagged: bool = False
     ) -> tuple[EngineScan, Sequence[Label], bool]:
         """The scan, its labels and whether a gradient scaler found an Inf: on any rank."""
-        if self._agreement is None:
-            return scan, labels, flagged
-        bad = [] if scan.finite else dense_bad_rows(scan, labels, self.optimizer.param_groups)
-        return self._agreement.scan(scan, bad, labels, self._params(), self._steps, flagged)
+        groups = self.optimizer.param_groups
+        if self._agreement is None or (self._agreement.equal_gradients and len(labels) == self._params()):
+            return scan, labels, flagged  # a loss is each rank's own
+        bad = [] if scan.finite else dense_bad_rows(scan, labels, groups)
+        known = self._names.refresh(self._names.signature, groups)
+        return self._agreement.scan(scan, bad, labels, flat_params(groups), known, self._steps, flagged)
 
     def decide(self, report: StepReport) -> Action:
         """What to do about a bad step; a function given as `on_nonfinite` decides on one rank for all."""
@@ -47,7 +54,7 @@ class Verdict(torch.optim.Optimizer):
         bad = bad_parameters(self.optimizer, self._names)
         if self._agreement is None:
             return bad
-        return self._agreement.parameters(bad, self._names.refresh(0, self.optimizer.param_groups), self._steps)
+        return self._agreement.parameters(bad, self._steps)
 
     def _bad_buffers(self) -> tuple[TensorReport, ...]:
         """The model's bad buffers on this rank: a batch norm's statistics are each rank's own."""
@@ -56,19 +63,31 @@ class Verdict(torch.optim.Optimizer):
 
     def _places(self, scan: EngineScan) -> dict[int, tuple[int, ...]] | None:
         """Where the bad elements of sparse gradients stand; the rows of several ranks say it themselves."""
-        if scan.finite or self._agreement is not None:
+        if scan.finite or isinstance(scan, AgreedScan):
             return None
         return sparse_places(scan, self.optimizer.param_groups)
 
     def _clamped_norm(self) -> float:
         """The norm of the gradients as they are now, all finite or not: the same on every rank."""
-        norm = engine.scan_grads(self.optimizer.param_groups).finite_norm
-        return norm if self._agreement is None else self._agreement.norm(norm, self._params(), self._steps)
+        scan = self._scanned([])
+        agreement = self._agreement
+        if agreement is None or agreement.equal_gradients:
+            return scan.finite_norm
+        return agreement.total_norm(scan, self._steps)
+
+    def _scanned(self, losses: Sequence[Tensor]) -> EngineScan:
+        """The scan of this rank's gradients, of sharded parameters of its shards."""
+        groups = self.optimizer.param_groups
+        return (
+            engine.scan(local_grads(flat_params(groups)), losses)
+            if self._sharded
+            else engine.scan_grads(groups, losses)
+        )
 
     def _zero_nonfinite(self) -> None:
         groups = self.optimizer.param_groups
-        if self._agreement is not None:
-            self._agreement.zero_nonfinite_grads_([p for group in groups for p in group["params"]])
+        if self._agreement is not None and not self._agreement.equal_gradients:
+            self._agreement.zero_nonfinite_grads_(flat_params(groups))
         engine.zero_nonfinite_grads_(groups)
 
     def _params(self) -> int:

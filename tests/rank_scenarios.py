@@ -239,19 +239,6 @@ def a_rank_that_can_not_scan(rank: int) -> Any:
     return _step(optimizer)[1], weight.tolist()
 
 
-def other_parameters(rank: int) -> Any:
-    params = [nn.Parameter(torch.ones(1)) for _ in range(1 + rank)]
-    optimizer = nanscan.wrap(torch.optim.SGD(params, lr=0.1), process_group=True)
-    return _step(optimizer)[1]
-
-
-def parameters_of_another_size(rank: int) -> Any:
-    weight = nn.Parameter(torch.ones(1 + rank))
-    optimizer = nanscan.wrap(torch.optim.SGD([("w", weight)], lr=0.1), process_group=True)
-    weight.grad = torch.full_like(weight, NAN if rank else 1.0)
-    return _step(optimizer)[1]
-
-
 def ranks_at_other_steps(rank: int) -> Any:
     weight, optimizer = _weight(rank, [1.0], [1.0])
     optimizer._steps += rank
@@ -282,28 +269,6 @@ def copies_leave_the_group_out(rank: int) -> Any:
     copied.param_groups[0]["params"][0].grad = torch.tensor([NAN if rank else 1.0])
     _step(back)
     return [str(w.message) for w in caught], alone, back.step_was_skipped
-
-
-def sharded_parameters(rank: int) -> Any:
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Shard, distribute_tensor
-
-    mesh = init_device_mesh("cpu", (2,))
-    weight = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
-    plain = nn.Parameter(torch.ones(1))
-    texts = []
-    for make in (
-        lambda: nanscan.wrap(torch.optim.SGD([weight], lr=0.1), process_group=True),
-        lambda: nanscan.wrap(torch.optim.SGD([plain], lr=0.1), process_group=True).add_param_group(
-            {"params": [weight]}
-        ),
-    ):
-        try:
-            make()
-        except NotImplementedError as error:
-            texts.append(str(error))
-    nanscan.wrap(torch.optim.SGD([weight], lr=0.1))  # without a group it is each rank's own business
-    return texts
 
 
 def a_rank_that_does_not_call_step(rank: int) -> Any:

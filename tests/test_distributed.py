@@ -131,17 +131,9 @@ def test_nobody_waits_for_a_rank_that_can_not_scan(ranks: Ranks) -> None:
     assert weight == same == [1.0]
 
 
-@pytest.mark.parametrize(
-    ("scenario", "words"),
-    [
-        ("other_parameters", "process_group= is for the same model on every rank"),
-        ("parameters_of_another_size", "'w' has another size"),
-        ("ranks_at_other_steps", "Every rank must call optimizer.step() equally often"),
-    ],
-)
-def test_ranks_that_differ_are_told(ranks: Ranks, scenario: str, words: str) -> None:
-    texts = [found if isinstance(found, str) else (found or [""])[0] for found in ranks.run(scenario)]
-    assert words in (texts[0] or "")
+def test_ranks_at_other_steps_are_told(ranks: Ranks) -> None:
+    (text, weight), _ = ranks.run("ranks_at_other_steps")
+    assert "Every rank must call optimizer.step() equally often" in text and weight == [1.0]
 
 
 def test_a_group_may_be_a_part_and_ranks_are_those_of_the_whole_job(ranks: Ranks) -> None:
@@ -175,11 +167,6 @@ def test_when_one_rank_has_to_go_back_all_do(ranks: Ranks, scenario: str, cause:
     assert (healthy, bad) == ([("rank", step, 3)], [(cause, step, 3)])
     assert reasons == ["rank 1 has to go back; its own report says why"]
     assert weight == other_weight and index == other_index
-
-
-def test_sharded_parameters_are_refused(ranks: Ranks) -> None:
-    for texts in ranks.run("sharded_parameters"):
-        assert len(texts) == 2 and all("these are sharded (DTensor)" in text for text in texts)
 
 
 def test_a_rank_that_does_not_call_step_ends_in_a_hint(ranks: Ranks) -> None:

@@ -4,44 +4,86 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from nanscan.distributed.holdings import Plan
 from nanscan.engine.result import EngineScan, Row
 
-__all__ = ["AgreedScan", "Finding", "RankRow"]
+__all__ = [
+    "FAILED",
+    "FLAGGED",
+    "HAS_INF",
+    "HAS_NAN",
+    "AgreedScan",
+    "BadTensor",
+    "Finding",
+    "RankRow",
+    "merged",
+    "total_norm",
+]
+
+FAILED, FLAGGED, HAS_NAN, HAS_INF = 1, 2, 4, 8  # bits of Finding.flags
+
+
+class BadTensor(NamedTuple):
+    """A tensor with a NaN or Inf, as one rank tells it: numbers that float64 holds exactly, and a norm.
+
+    ``position`` is that of a gradient, or -2, -3, … for the losses; -1: none. ``place`` counts through the whole
+    tensor. ``numel`` and ``dtype`` (a number of `DTYPES`) are of a loss.
+    """
+
+    position: float
+    place: float
+    nan_count: float
+    inf_count: float
+    inf_norm: float
+    numel: float
+    dtype: float
 
 
 class Finding(NamedTuple):
-    """What one rank tells the others in a step: numbers that float64 holds exactly, and the norms.
+    """What one rank tells the others in a step.
 
-    ``phase`` and ``step`` say what is being shared, so that ranks which called different things notice. ``position``,
-    ``place``, ``bad_numel``, ``bad_nan``, ``bad_inf`` are of the first bad tensor, -1 or 0 if there is none; ``place``
-    counts through its (dense) shape.
+    ``phase`` and ``step`` say what is being shared, so that ranks which called different things notice; ``layout`` and
+    ``sketch`` say what the rank holds. ``flags``: FAILED, FLAGGED by a gradient scaler, HAS_NAN, HAS_INF in the
+    gradients. Norm and ``numel`` are of the elements that count on this rank. The last seven are its first bad tensor.
     """
 
     phase: float
     step: float
-    failed: float
-    flagged: float
-    params: float
+    flags: float
+    layout: float
+    sketch: float
     losses: float
     nan_count: float
     inf_count: float
     bad_tensors: float
-    position: float
-    place: float
-    bad_numel: float
-    bad_nan: float
-    bad_inf: float
-    bad_inf_norm: float
-    norm: float
     finite_norm: float
     inf_norm: float
     numel: float
+    position: float = -1.0
+    place: float = -1.0
+    bad_nan: float = 0.0
+    bad_inf: float = 0.0
+    bad_inf_norm: float = 0.0
+    bad_numel: float = 0.0
+    bad_dtype: float = 0.0
+
+    def has(self, flag: int) -> bool:
+        """Whether a bit of ``flags`` is set."""
+        return bool(int(self.flags) & flag)
+
+    @property
+    def first(self) -> BadTensor:
+        """The first bad tensor."""
+        return BadTensor(*self[12:])
 
 
 class RankRow(NamedTuple):
-    """An engine's `Row` and the rank that it was found on; ``first_bad`` counts through the dense shape."""
+    """An engine's `Row` and the rank that it was found on; ``first_bad`` counts through the whole tensor.
+
+    The rank is None where all ranks that hold these elements found the same.
+    """
 
     position: int
     also: tuple[int, ...]
@@ -50,45 +92,70 @@ class RankRow(NamedTuple):
     nan_count: int
     inf_count: int
     first_bad: int
-    rank: int
+    rank: int | None
+
+
+def total_norm(findings: Sequence[Finding], plan: Plan) -> float:
+    """The norm over all elements that are finite, each counted once; of replicas the largest."""
+    return math.hypot(*_by_kind([finding.finite_norm for finding in findings], plan))
+
+
+def merged(found: Sequence[tuple[int, BadTensor]], plan: Plan) -> list[tuple[int, BadTensor, bool]]:
+    """(index of the rank, bad tensor, whether every holder found the same) without repetitions by replicas."""
+    same: dict[Any, list[int]] = {}
+    for index, bad in found:
+        if bad.position >= 0:
+            same.setdefault((plan.part(index, int(bad.position)), bad[1:]), []).append(index)
+    rows = []
+    for index, bad in found:
+        everywhere = False
+        if bad.position >= 0:
+            who = same[plan.part(index, int(bad.position)), bad[1:]]
+            everywhere = len(who) == plan.holders(index, int(bad.position)) > 1
+            if everywhere and who[0] != index:
+                continue
+        rows.append((index, bad, everywhere))
+    return rows
 
 
 class AgreedScan:
-    """The scan of this rank's gradients with the totals of all ranks, whose gradients are meant to be the same.
-
-    Counts are sums over the ranks. Norms are the largest of any rank's: one number, the same on each of them, so that
-    all clip by the same factor also where their gradients are not the same to the last bit.
+    """The scan of this rank's gradients with the totals of all ranks.
 
     Args:
         own: what this rank found.
-        own_bad: its bad rows, with the index in the dense shape.
-        others_bad: of each other rank that found something bad, its first.
+        places: position -> place in the whole tensor, of its bad rows.
+        bad: the bad rows of all ranks.
+        repeated: (NaN, Inf) that replicas have found once more.
         findings: what every rank found.
+        plan: who counts what.
         rank: this one's.
     """
 
     def __init__(
         self,
         own: EngineScan,
-        own_bad: Sequence[Row],
-        others_bad: Sequence[RankRow],
+        places: dict[int, int],
+        bad: Sequence[RankRow],
+        repeated: tuple[int, int],
         findings: Sequence[Finding],
+        plan: Plan,
         rank: int,
     ) -> None:
         self._own = own
         self._rank = rank
-        self._own_bad = [RankRow(*row, rank) for row in own_bad]
-        self._others_bad = list(others_bad)
-        self.nan_count = int(sum(finding.nan_count for finding in findings))
-        self.inf_count = int(sum(finding.inf_count for finding in findings))
+        self._places = places
+        self._bad = list(bad)
+        self.nan_count = int(sum(finding.nan_count for finding in findings)) - repeated[0]
+        self.inf_count = int(sum(finding.inf_count for finding in findings)) - repeated[1]
         self.finite = not (self.nan_count or self.inf_count)
-        self.finite_norm = max(finding.finite_norm for finding in findings)
-        norms = [
-            finding.norm for finding in findings
-        ]  # those of the gradients alone: a NaN loss leaves them as they are
-        self.norm = math.nan if any(map(math.isnan, norms)) else max(norms)
+        self.finite_norm = total_norm(findings, plan)
+        self.norm = self.finite_norm  # of the gradients alone: a NaN loss leaves it as it is
+        if any(finding.has(HAS_NAN) for finding in findings):
+            self.norm = math.nan
+        elif any(finding.has(HAS_INF) for finding in findings):
+            self.norm = math.inf
         self.inf_norm = max(finding.inf_norm for finding in findings)
-        self.numel = int(max(finding.numel for finding in findings))
+        self.numel = int(sum(_by_kind([finding.numel for finding in findings], plan)))
         self.count = own.count
         self.signature = own.signature
         self.row_major = own.row_major
@@ -97,10 +164,17 @@ class AgreedScan:
 
     def rows(self) -> list[Row]:
         """This rank's rows."""
-        bad = {row.position: row for row in self._own_bad}
-        return [bad.get(row.position, RankRow(*row, self._rank)) for row in self._own.rows()]  # type: ignore[misc]
+        rows = [RankRow(*row, self._rank) for row in self._own.rows()]
+        return [row._replace(first_bad=self._places.get(row.position, row.first_bad)) for row in rows]  # type: ignore[misc]
 
     def bad_rows(self) -> list[Row]:
-        """This rank's bad rows and of every other rank the first one, ordered by rank."""
-        rows = sorted(self._own_bad + self._others_bad, key=lambda row: row.rank)
-        return rows  # type: ignore[return-value]
+        """The bad rows of all ranks, ordered by rank; the same on each of them."""
+        return list(self._bad)  # type: ignore[arg-type]
+
+
+def _by_kind(values: Sequence[float], plan: Plan) -> list[float]:
+    """The largest value of each kind of rank."""
+    found: dict[int, float] = {}
+    for kind, value in zip(plan.kinds, values, strict=True):
+        found[kind] = max(found.get(kind, 0.0), value)
+    return list(found.values())

@@ -12,12 +12,25 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nanscan.distributed.agreed import AgreedScan, Finding, RankRow
+from nanscan.distributed.agreed import (
+    FAILED,
+    FLAGGED,
+    HAS_INF,
+    HAS_NAN,
+    AgreedScan,
+    BadTensor,
+    Finding,
+    RankRow,
+    merged,
+    total_norm,
+)
+from nanscan.distributed.holdings import Holding, Own, Plan, plan_of_meshes, plan_of_tables, same_values
+from nanscan.distributed.repair import zero_shared
 from nanscan.engine.result import EngineScan, Row
-from nanscan.engine.tensors import may_overlap
+from nanscan.engine.shards import is_dtensor, local_of
 from nanscan.names import Joined
 from nanscan.policy import ACTIONS, Action
-from nanscan.report import Label, TensorReport, unravel
+from nanscan.report import Label, TensorReport
 
 __all__ = ["Agreement"]
 
@@ -29,6 +42,9 @@ _PHASES = {
     _RECOVERY: "the recovery",
 }
 _FAILED = -1
+_MOST_ROWS = 1000  # bad tensors that one rank tells the others
+_LOSS = -2  # the position of the first loss, then downwards
+_DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 
 
 class Agreement:
@@ -44,71 +60,81 @@ class Agreement:
         self.equal_gradients = equal_gradients
         self.rank = dist.get_rank()
         self.ranks: list[int] = dist.get_process_group_ranks(group)
+        self._index = self.ranks.index(self.rank)
         self._device = _device_of(group)
+        self._own: Own | None = None
+        self._labels: Sequence[Label] | None = None
+        self._plan: Plan | None = None
+        self._known: list[tuple[float, float]] | None = None  # what each rank holds, as the plan takes it
 
     # ---- the verdict of a step ---------------------------------------------------------------------------------------
 
     def scan(
-        self, own: EngineScan, bad: Sequence[Row], labels: Sequence[Label], params: int, step: int, flagged: bool
+        self,
+        own: EngineScan,
+        bad: Sequence[Row],
+        labels: Sequence[Label],
+        params: Sequence[Tensor],
+        known: Sequence[Label],
+        step: int,
+        flagged: bool,
     ) -> tuple[AgreedScan, Sequence[Label], bool]:
         """The scan with the totals of all ranks, its labels, and whether any rank's gradient scaler found an Inf.
 
         Args:
             own: this rank's.
-            bad: its bad rows, with indices in the dense shape.
+            bad: its bad rows, with indices in the whole tensors.
             labels: what was scanned: the gradients, then the losses.
-            params: how many of `labels` are gradients.
+            params: the parameters.
+            known: the labels of their gradients; the same list as long as they are the same.
             step: index of the step.
             flagged: whether this rank's gradient scaler found an Inf.
         """
-        findings = self._shared(_finding(_GRADS, step, params, own, bad, labels, flagged))
-        rows, losses = [], []
-        for finding, rank in zip(findings, self.ranks, strict=True):
-            if not finding.bad_tensors or rank == self.rank:
-                continue
-            position = int(finding.position)
-            if position >= params:  # a loss: another rank may have observed fewer, or one of another shape
-                losses.append(_loss_label(finding, params))
-                position = len(labels) + len(losses) - 1
-            elif math.prod(labels[position].shape) != finding.bad_numel:
-                raise RuntimeError(_not_the_same_model(f"'{labels[position].names[0]}' has another size", rank))
-            rows.append(_row(finding, position, rank))
-        scan = AgreedScan(own, bad, rows, findings, self.rank)
-        return scan, Joined(labels, losses) if losses else labels, any(f.flagged for f in findings)
+        self._look(params, known)
+        told = [_told(row, labels, len(params)) for row in bad]
+        findings = self._counted(lambda: self._finding(own, told, len(labels) - len(params), step, flagged))
+        any_flag = any(finding.has(FLAGGED) for finding in findings)
+        places = {row.position: row.first_bad for row in bad}
+        assert self._plan is not None
+        if not any(finding.bad_tensors for finding in findings):
+            return AgreedScan(own, places, (), (0, 0), findings, self._plan, self.rank), labels, any_flag
+        found = self._bad_tensors(findings, told)
+        rows, every, repeated = self._rows(found, labels, findings)
+        return AgreedScan(own, places, rows, repeated, findings, self._plan, self.rank), every, any_flag
 
     def norm(self, norm: float, params: int, step: int) -> float:
-        """The largest norm of any rank."""
-        blank = Finding(*[0.0] * len(Finding._fields))
-        own = blank._replace(phase=_CLAMPED, step=step, params=params, finite_norm=norm)
+        """The largest of a number over the ranks."""
+        own = self._blank(_CLAMPED, step)._replace(finite_norm=norm)
         return max(finding.finite_norm for finding in self._shared(own))
+
+    def total_norm(self, scan: EngineScan, step: int) -> float:
+        """The norm over all ranks of gradients that were changed since `scan` was agreed on, all finite or not."""
+        assert self._plan is not None
+        own = self._blank(_CLAMPED, step)._replace(finite_norm=_counted(scan, self._plan))
+        return total_norm(self._shared(own), self._plan)
 
     def give_up(self, params: int, step: int) -> None:
         """Tell the others that this rank can't scan its gradients and is about to raise: they must not wait for it."""
-        blank = Finding(*[0.0] * len(Finding._fields))
+        if self.equal_gradients:  # they do not
+            return
         with contextlib.suppress(RuntimeError):  # what is about to be raised says more
-            self._gathered(blank._replace(phase=_GRADS, step=step, params=params, failed=1.0))
+            self._gathered(self._blank(_GRADS, step)._replace(flags=FAILED))
 
-    def parameters(self, own: tuple[TensorReport, ...], labels: Sequence[Label], step: int) -> tuple[TensorReport, ...]:
-        """The bad parameters (with their state) of this rank, and of every other rank the first one."""
-        blank = Finding(*[0.0] * len(Finding._fields))
-        mine = blank._replace(phase=_PARAMETERS, step=step, params=len(labels))
-        if own:
-            names = [label.names[0] for label in labels]
-            first = own[0]
-            mine = mine._replace(
-                bad_tensors=len(own),
-                position=names.index(first.name.split(" (= ")[0]),
-                place=_flat(first.first_bad, first.shape),
-                bad_nan=first.nan_count,
-                bad_inf=first.inf_count,
-                bad_inf_norm=first.inf_norm,
-            )
-        findings = self._shared(mine)
-        found = [replace(row, rank=self.rank) for row in own]
-        for finding, rank in zip(findings, self.ranks, strict=True):
-            if finding.bad_tensors and rank != self.rank:
-                found.append(_parameter_row(finding, labels[int(finding.position)], rank))
-        return tuple(sorted(found, key=lambda row: row.rank or 0))
+    def parameters(self, own: tuple[TensorReport, ...], step: int) -> tuple[TensorReport, ...]:
+        """The bad parameters (with their state) of all ranks; what several say alike is said once."""
+        mine = self._blank(_PARAMETERS, step)._replace(bad_tensors=len(own))
+        if not any(finding.bad_tensors for finding in self._shared(mine)):
+            return ()
+        told: list[list[TensorReport]] = self._objects(list(own), "the bad parameters")
+        alike = {repr(row): sum(row in rows for rows in told) for rows in told for row in rows}
+        found: dict[str, TensorReport] = {}
+        for rank, rows in zip(self.ranks, told, strict=True):
+            for row in rows:
+                everywhere = alike[repr(row)] == len(self.ranks) > 1
+                found.setdefault(
+                    repr(row) if everywhere else f"{rank} {row}", replace(row, rank=None if everywhere else rank)
+                )
+        return tuple(found.values())
 
     def in_trouble(self, trouble: bool, due: bool, step: int) -> tuple[int | None, bool]:
         """The first rank that has to go back, None if none has; and whether a snapshot is due on any.
@@ -118,9 +144,9 @@ class Agreement:
             due: whether a snapshot is due here.
             step: of the recovery, which must be the same on every rank.
         """
-        blank = Finding(*[0.0] * len(Finding._fields))
-        findings = self._shared(blank._replace(phase=_RECOVERY, step=step, flagged=trouble, losses=due))
-        first = next((rank for finding, rank in zip(findings, self.ranks, strict=True) if finding.flagged), None)
+        own = self._blank(_RECOVERY, step)._replace(flags=FLAGGED * trouble, losses=due)
+        findings = self._shared(own)
+        first = next((rank for finding, rank in zip(findings, self.ranks, strict=True) if finding.flags), None)
         return first, any(finding.losses for finding in findings)
 
     def decided(self, decide: Callable[[], Action]) -> Action:
@@ -142,30 +168,115 @@ class Agreement:
             )
         return ACTIONS[int(told)]  # type: ignore[return-value]
 
-    @torch.no_grad()
     def zero_nonfinite_grads_(self, params: Sequence[Tensor]) -> None:
-        """Set to 0 on every rank what is NaN or Inf on any, so that the gradients stay the same; dense ones only."""
-        masks = [_bad_elements(p) for p in params]
-        bad = torch.tensor([bool(mask.any()) for mask in masks], dtype=torch.uint8, device=self._device)
-        self._run(lambda: dist.all_reduce(bad, dist.ReduceOp.MAX, group=self.group), "which gradients to repair")
-        for param, mask, is_bad in zip(params, masks, bad.tolist(), strict=True):
-            if not is_bad:
-                continue
-            shared = mask.to(self._device, torch.uint8)
-            self._run(
-                lambda shared=shared: dist.all_reduce(shared, dist.ReduceOp.MAX, group=self.group),  # type: ignore[misc]
-                "which elements to repair",
-            )
-            if param.grad is not None:
-                _zero_where(param, shared.bool().to(param.device))
+        """Set to 0 on every holder what is NaN or Inf on any, so that replicas stay the same; dense gradients only."""
+        assert self._plan is not None
+        plan, index = self._plan, self._index
+        shared = {plan.part(index, at): p for at, p in enumerate(params) if plan.holders(index, at) > 1}
+        zero_shared(shared, lambda masks: self._objects(masks, "which elements to repair"))
 
-    # ---- the collective ----------------------------------------------------------------------------------------------
+    # ---- who holds what ----------------------------------------------------------------------------------------------
+
+    def _look(self, params: Sequence[Tensor], labels: Sequence[Label]) -> None:
+        """Note what this rank holds, where that has changed."""
+        if labels is not self._labels:
+            self._own, self._labels = Own(params, labels, self.ranks), labels
+            self._plan = plan_of_meshes(self._own, self.ranks, self.rank)
+
+    def _counted(self, finding: Callable[[], Finding]) -> list[Finding]:
+        """Every rank's finding, with norms that count each element once."""
+        findings = self._shared(finding())
+        held = [(each.layout, each.sketch) for each in findings]
+        if self._known is not None and [repr(h) for h in held] == [repr(h) for h in self._known]:
+            return findings
+        assert self._own is not None
+        first, self._known = self._known is None, held
+        alike = all(layout == held[0][0] and same_values(sketch, held[0][1]) for layout, sketch in held)
+        if alike and self._own.regular:
+            self._plan = plan_of_meshes(self._own, self.ranks, self.rank)
+            return findings if first else self._shared(finding())
+        tables: list[list[Holding]] = self._objects(self._own.table(), "what each rank holds")
+        self._plan = plan_of_tables(tables, self._index)
+        return self._shared(finding())
+
+    # ---- what was found ----------------------------------------------------------------------------------------------
+
+    def _blank(self, phase: float, step: int) -> Finding:
+        return Finding(phase, step, *[0.0] * 10)
+
+    def _finding(self, scan: EngineScan, bad: Sequence[BadTensor], losses: int, step: int, flagged: bool) -> Finding:
+        assert self._own is not None and self._plan is not None
+        norm = scan.norm
+        flags = FLAGGED * flagged + HAS_NAN * math.isnan(norm) + HAS_INF * math.isinf(norm)
+        first = bad[0] if bad else BadTensor(-1.0, -1.0, 0, 0, 0, 0, 0)
+        return Finding(
+            _GRADS,
+            step,
+            flags,
+            self._own.layout,
+            self._own.sketch,
+            losses,
+            scan.nan_count,
+            scan.inf_count,
+            len(bad),
+            _counted(scan, self._plan),
+            scan.inf_norm,
+            _counted_numel(scan, self._plan, self._own),
+            *first,
+        )
+
+    def _bad_tensors(self, findings: Sequence[Finding], told: Sequence[BadTensor]) -> list[tuple[int, BadTensor]]:
+        """(index of the rank, bad tensor) of all ranks; one more collective where a rank has several."""
+        most = int(max(finding.bad_tensors for finding in findings))
+        if most <= 1:
+            return [(index, finding.first) for index, finding in enumerate(findings) if finding.bad_tensors]
+        most = min(most, _MOST_ROWS)
+        blank = BadTensor(-1.0, *[0.0] * 6)
+        mine = [*told, *[blank] * most][:most]
+        tables = self._numbers([list(row) for row in mine], "the bad tensors of this step")
+        rows = [(index, BadTensor(*row)) for index, table in enumerate(tables) for row in table]
+        return [(index, bad) for index, bad in rows if bad.position != -1]
+
+    def _rows(
+        self, found: Sequence[tuple[int, BadTensor]], labels: Sequence[Label], findings: Sequence[Finding]
+    ) -> tuple[list[RankRow], Sequence[Label], tuple[int, int]]:
+        """The rows of a report, the labels they point to, and (NaN, Inf) that replicas repeated."""
+        assert self._plan is not None and self._own is not None
+        extra: list[Label] = []
+        rows = []
+        kept = merged(found, self._plan)
+        for index, bad, everywhere in kept:
+            losses = int(findings[index].losses)
+            label = (
+                self._plan.label(index, int(bad.position)) if bad.position >= 0 else _loss_label(bad, losses, labels)
+            )
+            position = self._position(index, bad, label)
+            if position is None:
+                extra.append(label)
+                position = len(labels) + len(extra) - 1
+            counts = (int(bad.nan_count), int(bad.inf_count))
+            rank = None if everywhere else self.ranks[index]
+            rows.append(RankRow(position, (), math.nan, bad.inf_norm, *counts, int(bad.place), rank))
+        nans = sum(bad.nan_count for _, bad in found) - sum(bad.nan_count for _, bad, _ in kept)
+        infs = sum(bad.inf_count for _, bad in found) - sum(bad.inf_count for _, bad, _ in kept)
+        return rows, Joined(labels, extra), (int(nans), int(infs))
+
+    def _position(self, index: int, bad: BadTensor, label: Label) -> int | None:
+        """Where the label of a bad tensor stands among this rank's; None if it is not one of them."""
+        assert self._own is not None
+        if bad.position < 0:
+            return len(self._own.labels) + _LOSS - int(bad.position) if index == self._index else None
+        own = self._own.labels
+        position = int(bad.position)
+        return position if index == self._index or (position < len(own) and own[position] is label) else None
+
+    # ---- the collectives ---------------------------------------------------------------------------------------------
 
     def _shared(self, own: Finding) -> list[Finding]:
         """Every rank's finding, after a look whether all of them are about the same thing."""
         findings = self._gathered(own)
         for finding, rank in zip(findings, self.ranks, strict=True):
-            if finding.failed:
+            if finding.has(FAILED):
                 raise RuntimeError(
                     f"nanscan: rank {rank} could not scan its gradients at step {int(finding.step)}; its own error "
                     "says why. The step was not taken on any rank"
@@ -175,17 +286,23 @@ class Agreement:
                     f"nanscan: the ranks are not at the same place: rank {self.rank} shares {_place(own)}, rank {rank} "
                     f"{_place(finding)}. Every rank must call optimizer.step() equally often, with the same options"
                 )
-            if finding.params != own.params:
-                counts = f"the optimizer has {int(own.params)} parameters on rank {self.rank}, {int(finding.params)}"
-                raise RuntimeError(_not_the_same_model(counts, rank))
         return findings
 
     def _gathered(self, own: Finding) -> list[Finding]:
+        return [Finding(*row) for row in self._numbers(list(own), f"the verdict on {_place(own)}")]
+
+    def _numbers(self, own: Any, what: str) -> list[Any]:
+        """The (nested) list of numbers of every rank; the shape is the same on each."""
         mine = torch.tensor(own, dtype=torch.float64, device=self._device)
-        every = torch.empty(len(self.ranks), len(own), dtype=torch.float64, device=self._device)
-        what = f"the verdict on {_place(own)}"
+        every = mine.new_empty((len(self.ranks), *mine.shape))
         self._run(lambda: dist.all_gather(list(every.unbind()), mine, group=self.group), what)
-        return [Finding(*numbers) for numbers in every.tolist()]
+        return list(every.tolist())
+
+    def _objects(self, own: Any, what: str) -> list[Any]:
+        """What every rank gives, by rank."""
+        every: list[Any] = [None] * len(self.ranks)
+        self._run(lambda: dist.all_gather_object(every, own, group=self.group), what)
+        return every
 
     def _run(self, collective: Callable[[], Any], what: str) -> None:
         try:
@@ -206,80 +323,37 @@ def _device_of(group: Any) -> torch.device:
     return torch.device(kinds[0], torch.accelerator.current_device_index())
 
 
-def _finding(
-    phase: float,
-    step: int,
-    params: int,
-    own: EngineScan,
-    bad: Sequence[Row],
-    labels: Sequence[Label],
-    flagged: bool,
-) -> Finding:
-    first = bad[0] if bad else Row(-1, (), 0.0, 0.0, 0, 0, -1)
-    numel = math.prod(labels[first.position].shape) if bad else 0
-    totals = (own.nan_count, own.inf_count, len(bad))
-    place = (first.position, first.first_bad, numel, first.nan_count, first.inf_count, first.inf_norm)
-    norms = (own.norm, own.finite_norm, own.inf_norm)
-    counts = (params, len(labels) - params)
-    return Finding(phase, step, False, flagged, *counts, *totals, *place, *norms, own.numel)
+def _counted(scan: EngineScan, plan: Plan) -> float:
+    """The norm of the finite elements that count on this rank."""
+    if plan.all_counted:
+        return scan.finite_norm
+    count = plan.counted
+    return math.hypot(*[row[2] for row in scan.rows() if row[0] < len(count) and count[row[0]]])
 
 
-def _row(finding: Finding, position: int, rank: int) -> RankRow:
-    counts = (int(finding.bad_nan), int(finding.bad_inf))
-    return RankRow(position, (), math.nan, finding.bad_inf_norm, *counts, int(finding.place), rank)
+def _counted_numel(scan: EngineScan, plan: Plan, own: Own) -> int:
+    if plan.all_counted:
+        return scan.numel
+    elsewhere = [row[0] for row in scan.rows() if row[0] < len(plan.counted) and not plan.counted[row[0]]]
+    return scan.numel - sum(local_of(p).numel() if is_dtensor(p := own.params[at]) else p.numel() for at in elsewhere)
 
 
-def _loss_label(finding: Finding, params: int) -> Label:
-    number, numel = int(finding.position) - params, int(finding.bad_numel)
-    names = ("loss" if finding.losses == 1 else f"loss[{number}]",)
-    return Label(names, () if numel == 1 else (numel,), "unknown", "unknown", "loss")
+def _told(row: Row, labels: Sequence[Label], params: int) -> BadTensor:
+    """A bad row as the other ranks are told of it."""
+    position, numel, dtype = row.position, 0, 0
+    if position >= params:
+        label = labels[position]
+        position, numel = _LOSS - (position - params), math.prod(label.shape)
+        dtype = _DTYPES.index(label.dtype) if label.dtype in _DTYPES else len(_DTYPES)
+    return BadTensor(position, row.first_bad, row.nan_count, row.inf_count, row.inf_norm, numel, dtype)
 
 
-def _not_the_same_model(what: str, rank: int) -> str:
-    return f"nanscan: {what} on rank {rank}; process_group= is for the same model on every rank"
+def _loss_label(bad: BadTensor, losses: int, labels: Sequence[Label]) -> Label:
+    number, numel = _LOSS - int(bad.position), int(bad.numel)
+    names = ("loss" if losses == 1 else f"loss[{number}]",)
+    dtype = (*_DTYPES, "unknown")[int(bad.dtype)]
+    return Label(names, () if numel == 1 else (numel,), dtype, labels[0].device if labels else "unknown", "loss")
 
 
 def _place(finding: Finding) -> str:
     return f"{_PHASES.get(finding.phase, 'something else')} of step {int(finding.step)}"
-
-
-def _flat(index: tuple[int, ...] | None, shape: tuple[int, ...]) -> int:
-    flat = 0
-    for at, size in zip(index or (), shape, strict=bool(index)):
-        flat = flat * size + at
-    return flat
-
-
-def _parameter_row(finding: Finding, label: Label, rank: int) -> TensorReport:
-    norm = math.nan if finding.bad_nan else math.inf
-    counts = (int(finding.bad_nan), int(finding.bad_inf))
-    place = unravel(int(finding.place), label.shape)
-    return TensorReport(
-        label.names[0],
-        label.shape,
-        label.dtype,
-        label.device,
-        norm,
-        finding.bad_inf_norm,
-        *counts,
-        place,
-        rank,
-        "parameter",
-    )
-
-
-def _bad_elements(param: Tensor) -> Tensor:
-    grad = param.grad
-    if grad is None or grad.layout is not torch.strided:
-        return torch.zeros(param.shape, dtype=torch.bool, device=param.device)
-    return ~torch.isfinite(grad)
-
-
-def _zero_where(param: Tensor, mask: Tensor) -> None:
-    grad = param.grad
-    if grad is None or grad.layout is not torch.strided:
-        return
-    if may_overlap(grad):
-        param.grad = grad.masked_fill(mask, 0.0)
-    else:
-        grad.masked_fill_(mask, 0.0)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanscan.engine.result import BadInput
+from nanscan.engine.shards import is_dtensor, local_of, logical_index
 
 _FLOAT8 = frozenset(
     getattr(torch, name)
@@ -99,7 +100,9 @@ def may_overlap(t: Tensor) -> bool:
 
 
 def full_shape(tensor: Tensor) -> tuple[int, ...]:
-    """The shape that indices of ``tensor`` refer to: its own; a DTensor's local one; of a nested tensor its values'."""
+    """The shape that indices of ``tensor`` refer to: its own, a DTensor's whole one; of a nested tensor its values'."""
+    if is_dtensor(tensor):
+        return tuple(tensor.shape)
     own = type(tensor) in _PLAIN_TYPES and not tensor.is_nested
     return tuple(tensor.shape if own else resolve(tensor).shape)
 
@@ -107,11 +110,15 @@ def full_shape(tensor: Tensor) -> tuple[int, ...]:
 def full_index(tensor: Tensor, first_bad: int) -> tuple[int, ...]:
     """The index in `full_shape` of a row's ``first_bad``; of a sparse tensor it starts with the row id.
 
+    Of a DTensor it is the index in the whole tensor, not in the shard that is here.
+
     >>> values = [[1.0, 0.0], [2.0, 0.0], [float("inf"), 0.0]]
     >>> t = torch.sparse_coo_tensor([[3, 1, 3]], values, (5, 2), check_invariants=True)
     >>> full_index(t, 2)  # the values of row 3, summed, come second
     (3, 0)
     """
+    if is_dtensor(tensor):
+        return logical_index(tensor, first_bad)
     values = resolve(tensor)
     at = tuple(int(i) for i in np.unravel_index(first_bad, tuple(values.shape)))
     if tensor.layout is torch.sparse_coo:
@@ -187,7 +194,9 @@ def _plain(tensor: Tensor) -> Tensor:
     """``tensor`` without a subclass around it."""
     if type(tensor) in _PLAIN_TYPES:
         return tensor
-    if hasattr(tensor, "to_local"):  # DTensor
+    if is_dtensor(tensor):
+        return _plain(_checked(local_of(tensor)))
+    if hasattr(tensor, "to_local"):
         return _plain(_checked(_waited(tensor.to_local())))
     if tensor.is_nested:
         return _plain(tensor.values())
