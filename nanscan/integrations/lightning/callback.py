@@ -22,8 +22,9 @@ _Callback: Any = callback_base()
 class NanScanCallback(_Callback):  # type: ignore[misc]
     """Guards the optimizers of a `Trainer`, in automatic and in manual optimization.
 
-    Each step looks at the gradients first; see `nanscan.wrap` for what then happens. In automatic optimization the loss
-    that `training_step` returns joins the scan. Parameters are called as in the `LightningModule`. Clipping that
+    Each step looks at the gradients first; see `nanscan.wrap` for what then happens. Where there is one optimizer, the
+    losses that backward starts from join the scan (else call `observe(loss)` of what `self.optimizers()` returns).
+    Parameters are called as in the `LightningModule`. Clipping that
     Lightning is asked for (`gradient_clip_val`, `self.clip_gradients`) is done by the guard in the same pass, also for
     fused optimizers with a gradient scaler. Under DDP all ranks decide together. Validation, test and prediction are
     not touched.
@@ -188,12 +189,12 @@ class NanScanCallback(_Callback):  # type: ignore[misc]
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Let the losses join the scan that the guard does not get from the closure of its step."""
-        if not self._guards or not pl_module.automatic_optimization:
+        if len(self._guards) != 1:  # whose loss is it?
             return
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         if scaler is not None:
             self._guards[0].observe(loss.detach() / scaler.scale(loss.new_ones(())))
-        elif trainer.fit_loop._should_accumulate():
+        elif not pl_module.automatic_optimization or trainer.fit_loop._should_accumulate():
             self._guards[0].observe(loss)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
