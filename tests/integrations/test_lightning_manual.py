@@ -131,8 +131,8 @@ class Logarithm(lightning.LightningModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
         optimizer = self.optimizers()
         optimizer.zero_grad()
-        for half in batch[0].chunk(2):
-            self.manual_backward(self(half).mean())
+        for part in batch[0].chunk(2):
+            self.manual_backward(self(part).mean())
         optimizer.step()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
