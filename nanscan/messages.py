@@ -118,6 +118,15 @@ def spike(report: StepReport) -> str:
     return f"nanscan: step {report.step} taken{done} although {report.spike.describe()}."
 
 
+def scaler_needed() -> str:
+    """The error where torch's scaler would fail in `update()`, because all gradients are gone."""
+    return (
+        "nanscan: every micro-batch of this step was dropped, so the GradScaler has no gradient to look at and its "
+        "update() would fail. Let it hear of the drops: optimizer.check_microbatch(loss, drop=True, scaler=scaler), or "
+        "use nanscan.GradScaler"
+    )
+
+
 def no_gradients(step: int) -> str:
     """The hint when no parameter has a gradient."""
     return (
