@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nanscan import paddle_objects
 from nanscan.checkpoint.tensors import Found
 from nanscan.engine.result import BadInput
 from nanscan.engine.tensors import resolve
@@ -47,6 +48,8 @@ def check_finite_state(found: Sequence[Found], path: str, mode: bool | str) -> N
 
 
 def _may_hold_nan(tensor: Tensor) -> bool:
+    if paddle_objects.is_tensor(tensor):
+        return paddle_objects.holds_floats(tensor)
     return (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta
 
 
@@ -59,7 +62,7 @@ def _scan(floats: dict[str, Tensor]) -> Report:
 
 def _is_readable(tensor: Tensor) -> bool:
     try:
-        resolve(tensor)
-    except BadInput:
+        resolve(paddle_objects.as_torch(tensor) if paddle_objects.is_tensor(tensor) else tensor)
+    except (BadInput, ValueError):
         return False
     return True

@@ -8,7 +8,7 @@ first 512 bytes, which HDF5 leaves to its users, hold the size of the file and t
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nanscan.checkpoint import plain
 from nanscan.checkpoint.digest import digest_range
+from nanscan.checkpoint.tensors import Found
 from nanscan.errors import CheckpointError, CorruptCheckpoint
 from nanscan.names import dtype_name
 
@@ -34,9 +35,12 @@ _ADVICE = "Use an older checkpoint or another copy of this one"
 class Hdf5Format:
     """See `nanscan.checkpoint.formats.Format`."""
 
-    def prepare(self, obj: Any, path: str) -> None:
+    holds_paddle = False
+
+    def prepare(self, obj: Any, path: str) -> Sequence[Found]:
         plain.import_optional("h5py", "hdf5", path)
         plain.refuse(path, _problems(obj))
+        return ()
 
     def write(self, obj: Any, temporary: str) -> None:
         h5py: Any = plain.import_optional("h5py", "hdf5", temporary)
@@ -57,7 +61,7 @@ class Hdf5Format:
         elif size <= _BLOCK or block != _block(size, digest_range(fd, _BLOCK, size - _BLOCK).hex()):
             raise CorruptCheckpoint(f"{path!r} is corrupt: {_damage(path)} {_ADVICE}.")
 
-    def read(self, path: str, fd: int, map_location: Any, verify: bool) -> Any:
+    def read(self, path: str, fd: int, map_location: Any, verify: bool, weights_only: bool) -> Any:
         h5py: Any = plain.import_optional("h5py", "hdf5", path)
         device = plain.device_of(map_location, path)
         if verify:

@@ -31,7 +31,8 @@ def load(
     A file that `torch.save` wrote has no digests; the CRC-32 sums of its zip archive are compared instead.
 
     Args:
-        path: of the file. ``.safetensors`` and ``.h5``/``.hdf5`` are read in those formats.
+        path: of the file. ``.safetensors`` and ``.h5``/``.hdf5`` are read in those formats, ``.pdparams``,
+            ``.pdopt``, ``.pdstates`` and ``.pdtensors`` as `paddle.load` does.
         map_location: where tensors go to, as for `torch.load` (for the other formats: a device).
         weights_only: True loads tensors, numbers, strings and containers and runs no code. False runs whatever code
             the file asks for: only for files that you trust.
@@ -53,7 +54,7 @@ def load(
     form = format_of(name)
     with _opened(name) as fd:
         if form is not None:
-            return form.read(name, fd, map_location, verify)
+            return form.read(name, fd, map_location, verify, weights_only)
         seal = digest.read_seal(fd, name) if verify else None
         if seal is None:
             foreign.check_archive(fd, name, verify)

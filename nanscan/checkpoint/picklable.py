@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanscan import paddle_objects
 from nanscan.checkpoint.tensors import Found
 from nanscan.checkpoint.turns import give_way
 from nanscan.errors import CheckpointError
@@ -98,8 +99,31 @@ def unpicklable(obj: Any, path: str, problems: Sequence[PickleProblem], cause: B
     return error
 
 
+def refuse_paddle(obj: Any, found: Sequence[Found], path: str) -> None:
+    """Raise if a tensor of PaddlePaddle would go into a file that only PyTorch's tensors can be loaded from."""
+    theirs = [item.path for item in found if paddle_objects.is_tensor(item.tensor)]
+    if paddle_objects.is_layer(obj) or paddle_objects.is_optimizer(obj):
+        raise unpicklable(obj, path, (), None)
+    if theirs:
+        more = f" and {len(theirs) - 3} more" if len(theirs) > 3 else ""
+        raise CheckpointError(
+            f"cannot save to {path!r}: {', '.join(theirs[:3])}{more} are tensors of PaddlePaddle. Use a suffix of "
+            "Paddle's files, .pdparams (weights), .pdopt (optimizer) or .pdtensors (any): paddle.load opens them too"
+        )
+
+
 def _whole(obj: Any) -> str | None:
     """What to do instead of saving a whole model or optimizer."""
+    if paddle_objects.is_layer(obj):
+        return (
+            f"a whole layer ({type(obj).__name__}) loads only by running code. Save its state: "
+            "nanscan.save(layer.state_dict(), 'model.pdparams'), for layer.set_state_dict(nanscan.load(path))"
+        )
+    if paddle_objects.is_optimizer(obj):
+        return (
+            f"a whole optimizer ({type(obj).__name__}) can't be pickled. Save its state: "
+            "nanscan.save(optimizer.state_dict(), 'model.pdopt'), for optimizer.set_state_dict(nanscan.load(path))"
+        )
     for kind, what in ((nn.Module, "model"), (torch.optim.Optimizer, "optimizer")):
         if issubclass(type(obj), kind):
             name = type(obj).__name__

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from nanscan.checkpoint import plain
 from nanscan.checkpoint.digest import Region, check_regions
+from nanscan.checkpoint.tensors import Found
 from nanscan.errors import CorruptCheckpoint
 
 __all__ = ["FORMAT"]
@@ -34,9 +35,12 @@ _ADVICE = "Use an older checkpoint or another copy of this one"
 class SafetensorsFormat:
     """See `nanscan.checkpoint.formats.Format`."""
 
-    def prepare(self, obj: Any, path: str) -> None:
+    holds_paddle = False
+
+    def prepare(self, obj: Any, path: str) -> Sequence[Found]:
         plain.import_optional("safetensors.torch", "safetensors", path)
         plain.refuse(path, _problems(obj))
+        return ()
 
     def write(self, obj: Any, temporary: str) -> None:
         library: Any = plain.import_optional("safetensors.torch", "safetensors", temporary)
@@ -56,7 +60,7 @@ class SafetensorsFormat:
         regions = _regions(header, os.fstat(fd).st_size, path) if _has_seal(header, path) else []
         check_regions(fd, path, regions)
 
-    def read(self, path: str, fd: int, map_location: Any, verify: bool) -> Any:
+    def read(self, path: str, fd: int, map_location: Any, verify: bool, weights_only: bool) -> Any:
         library: Any = plain.import_optional("safetensors.torch", "safetensors", path)
         device = plain.device_of(map_location, path)
         if verify:

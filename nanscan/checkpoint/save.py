@@ -9,11 +9,12 @@ from typing import Any, cast
 
 import torch
 
+from nanscan import paddle_objects
 from nanscan.checkpoint import digest
 from nanscan.checkpoint.atomic import replacing, target_of
 from nanscan.checkpoint.finite import MODES, check_finite_state
 from nanscan.checkpoint.formats import Format, format_of
-from nanscan.checkpoint.picklable import PickleWatch, problems_of, unpicklable
+from nanscan.checkpoint.picklable import PickleWatch, problems_of, refuse_paddle, unpicklable
 from nanscan.checkpoint.system import refused
 from nanscan.checkpoint.tensors import Found, Seen, tensors_in
 from nanscan.checkpoint.writer import DigestingWriter
@@ -50,7 +51,8 @@ def save(
     Args:
         obj: dicts, lists and tuples of tensors, numbers and strings, such as ``model.state_dict()``, nested.
         path: where to. ``.safetensors`` and ``.h5``/``.hdf5`` are written in those formats (dicts of tensors only);
-            any other name is a torch file.
+            ``.pdparams``, ``.pdopt``, ``.pdstates`` and ``.pdtensors``, for Paddle's tensors, are what `paddle.save`
+            writes, with the digests behind it: ``paddle.load(path)`` opens them. Any other name is a torch file.
         check_finite: True refuses a state in which a floating-point or complex tensor holds a NaN or Inf; "nan" allows
             Inf (masks hold it on purpose); False looks at nothing. Numbers outside of tensors are never looked at: a
             best loss may well begin at inf.
@@ -107,6 +109,8 @@ def path_of(path: Any) -> str:
 def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str) -> None:
     seen = Seen()
     found = _tensors_in(obj, root, path, seen)
+    if paddle_objects.imported() and not (form is not None and form.holds_paddle):
+        refuse_paddle(obj, found, path)
     try:
         with replacing(target_of(path)) as new:
             if form is None:
@@ -115,8 +119,8 @@ def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str)
                 )
                 new.check = lambda fd: digest.check_written(fd, path, whole)
             else:
-                form.prepare(obj, path)
-                check_finite_state(found, path, mode)
+                also = form.prepare(obj, path)
+                check_finite_state([*found, *also], path, mode)
                 form.write(obj, new.path)
                 new.follow()
                 new.check = lambda fd: form.check(fd, path)
@@ -170,12 +174,13 @@ def _write_torch(
 
 def _bytes_of(found: Sequence[Found]) -> int:
     """About how many bytes the file takes."""
+    paddle = [item.tensor for item in found if paddle_objects.is_tensor(item.tensor)]
     sizes = {
         item.tensor.untyped_storage()._cdata: item.tensor.untyped_storage().nbytes()
         for item in found
-        if _has_storage(item)
+        if not paddle_objects.is_tensor(item.tensor) and _has_storage(item)
     }
-    return sum(sizes.values()) + _OVERHEAD
+    return sum(sizes.values()) + sum(int(t.size) * int(t.itemsize) for t in paddle) + _OVERHEAD
 
 
 def _has_storage(item: Found) -> bool:

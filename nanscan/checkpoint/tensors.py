@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from nanscan import paddle_objects
 from nanscan.checkpoint.turns import give_way
 from nanscan.pickling.lost import lost_function
 from nanscan.pickling.parts import own_attributes
 
-__all__ = ["Found", "Seen", "tensors_in"]
+__all__ = ["Found", "Seen", "keyed", "tensors_in"]
 
 _LEAVES = frozenset(
     {bool, int, float, complex, str, bytes, bytearray, type(None), torch.dtype, torch.device, torch.Size}
@@ -24,7 +25,10 @@ _LONG = 2000  # bits; a little more takes another opcode
 
 
 class Found(NamedTuple):
-    """A tensor and where it is; ``note`` says more, such as the parameter that an optimizer's state belongs to."""
+    """A tensor, of PaddlePaddle perhaps, and where it is; ``note`` says more.
+
+    The note is, for instance, the parameter that an optimizer's state belongs to.
+    """
 
     path: str
     tensor: Tensor
@@ -100,17 +104,19 @@ class _Walk:
                 yield Found(_dotted(path, name), tensor)
         elif issubclass(kind, torch.optim.Optimizer):
             yield from self._mapping(value.state_dict(), path)
+        elif paddle_objects.is_tensor(value):
+            yield Found(path or "tensor", value)
         elif not issubclass(kind, type) and not callable(value):
             for name, item in own_attributes(value).items():
                 yield from self.walk(item, _dotted(path, name))
 
     def _mapping(self, value: Mapping[Any, Any], path: str) -> Iterator[Found]:
         names = _parameter_names(value)
-        self.seen.lost_functions += [f"{_keyed(path, key)}[{index}]" for key, index in lost_function(value)]
+        self.seen.lost_functions += [f"{keyed(path, key)}[{index}]" for key, index in lost_function(value)]
         for key, item in list(value.items()):
             if self._is_leaf(item):
                 continue
-            inner = _keyed(path, key)
+            inner = keyed(path, key)
             if names and key == "state" and isinstance(item, Mapping):
                 yield from self._optimizer_state(item, inner, names)
                 continue
@@ -123,7 +129,7 @@ class _Walk:
         names = names if any(names.values()) else self.names
         for key, item in list(state.items()):
             note = f" of '{names[key]}'" if names.get(key) else ""
-            for found in self.walk(item, _keyed(path, key)):
+            for found in self.walk(item, keyed(path, key)):
                 yield found._replace(note=note)
 
 
@@ -138,7 +144,8 @@ def _parameter_names(value: Mapping[Any, Any]) -> dict[Any, str]:
     return found
 
 
-def _keyed(path: str, key: Any) -> str:
+def keyed(path: str, key: Any) -> str:
+    """The path of what a mapping at `path` holds under `key`."""
     if isinstance(key, str):
         return f'{path}["{key}"]' if path else key
     return f"{path}[{key!r}]"
