@@ -21,7 +21,6 @@ import nanscan
 from nanscan import messages
 from nanscan.guard import GuardedOptimizer
 from nanscan.integrations.versions import require
-from nanscan.manager import contents
 
 messages.point_past(require("accelerate", "1.1", "2", extra="accelerate"))
 
@@ -191,33 +190,17 @@ def keep_guard_state(accelerator: Accelerator, optimizers: Iterable[Any]) -> Non
 
     def save(models: Any, weights: Any, folder: str) -> None:
         if accelerator.is_main_process:
-            states = [guard_state(guard) for guard in guards]
+            states = [guard.guard_state_dict() for guard in guards]
             nanscan.save({"guards": states}, Path(folder) / GUARD_FILE, check_finite=False)
 
     def load(models: Any, folder: str) -> None:
         path = os.path.join(folder, GUARD_FILE)
         if os.path.exists(path):
             for guard, state in zip(guards, nanscan.load(path)["guards"], strict=True):
-                load_guard_state(guard, state)
+                guard.load_guard_state_dict(state)
 
     accelerator.register_save_state_pre_hook(save)
     accelerator.register_load_state_pre_hook(load)
-
-
-def guard_state(guard: GuardedOptimizer) -> dict[str, Any]:
-    """What a guard has counted and learnt so far."""
-    state: dict[str, Any] = (
-        guard.guard_state_dict() if hasattr(guard, "guard_state_dict") else {**contents.guard_counters(guard)}
-    )
-    return state
-
-
-def load_guard_state(guard: GuardedOptimizer, state: dict[str, Any]) -> None:
-    """The inverse of `guard_state`."""
-    if hasattr(guard, "load_guard_state_dict"):
-        guard.load_guard_state_dict(state)
-    else:
-        contents.set_guard_counters(guard, state)
 
 
 # ---- what Accelerate learns ------------------------------------------------------------------------------------------

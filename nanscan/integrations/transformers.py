@@ -12,7 +12,7 @@ from torch import Tensor
 import nanscan
 from nanscan import messages
 from nanscan.guard import GuardedOptimizer
-from nanscan.integrations.accelerate import PreparedOptimizer, guard_state, load_guard_state
+from nanscan.integrations.accelerate import PreparedOptimizer
 from nanscan.integrations.versions import require
 
 messages.point_past(require("transformers", "4.46", "6", extra="transformers"))
@@ -132,7 +132,7 @@ class NanScanCallback(TrainerCallback, ExportableState):
         """For `trainer_state.json`: the options that JSON can hold, and the state of the guard."""
         options = {"observe_loss": self.observe_loss, **self.options}
         held = {name: value for name, value in options.items() if _is_json(value)}
-        guard = self.guard_state if self.optimizer is None else _to_json(guard_state(self.optimizer))
+        guard = self.guard_state if self.optimizer is None else _to_json(self.optimizer.guard_state_dict())
         return {"args": held, "attributes": {"guard_state": guard, "lost": sorted({*options} - {*held})}}
 
     def _resume(self, state: Any) -> None:
@@ -141,13 +141,13 @@ class NanScanCallback(TrainerCallback, ExportableState):
         saved = saved[0] if isinstance(saved, list) else saved
         if self.lost:
             messages.warn(
-                f"nanscan: {', '.join(self.lost)} of NanScanCallback can't be restored from a checkpoint: at the default "
-                "now. Leave restore_callback_states_from_checkpoint out; the guard's state is restored without it.",
+                f"nanscan: {', '.join(self.lost)} of NanScanCallback can't be restored from a checkpoint: now at the "
+                "default. Leave restore_callback_states_from_checkpoint out; the guard's state is restored without it.",
                 UserWarning,
             )
         guard = saved.get("attributes", {}).get("guard_state")
         if guard is not None and self.optimizer is not None:
-            load_guard_state(self.optimizer, _from_json(guard))
+            self.optimizer.load_guard_state_dict(_from_json(guard))
 
 
 def _checked_now(options: dict[str, Any]) -> dict[str, Any]:

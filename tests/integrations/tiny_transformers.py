@@ -11,10 +11,20 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PrinterCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    logging,
+)
+
+logging.set_verbosity_error()
 
 VOCABULARY, LENGTH = 32, 8
-SPECIAL = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"}
+SPECIAL = {"pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
 CONFIG = GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=16, n_layer=2, n_head=2, **SPECIAL)
 
 
@@ -40,10 +50,7 @@ def tiny_gpt() -> GPT2LMHeadModel:
 
 
 class BadGradient(TrainerCallback):
-    """Plants a NaN in one parameter's gradient right before the steps given, after the Trainer's own clipping or before.
-
-    It hooks the parameter, so that the NaN is there when the backward pass ends.
-    """
+    """Plants a NaN in one parameter's gradient in the backward passes of the steps given."""
 
     def __init__(self, model: nn.Module, name: str, steps: tuple[int, ...]) -> None:
         self.step, self.steps = 0, steps
@@ -82,7 +89,9 @@ def make_trainer(
     more = {name: options.pop(name) for name in ("optimizers", "eval_dataset") if name in options}
     model = tiny_gpt() if model is None else model
     args = arguments(folder, **options)
-    return Trainer(model, args, train_dataset=data or Tokens(32), callbacks=list(callbacks), **more)
+    trainer = Trainer(model, args, train_dataset=data or Tokens(32), callbacks=list(callbacks), **more)
+    trainer.remove_callback(PrinterCallback)
+    return trainer
 
 
 def logged(trainer: Trainer, key: str) -> list[float]:
