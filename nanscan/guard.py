@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from nanscan import messages
 from nanscan.checks import lost_eps
 from nanscan.clipping import AdaptiveClip
+from nanscan.clipping.state import guard_state, load_guard_state
 from nanscan.distributed import agreement_over
 from nanscan.engine.shards import is_dtensor
 from nanscan.history import Healthy, History, Record
@@ -173,38 +174,17 @@ class GuardedOptimizer(Microbatches):
         return self._record.bad_parameter_steps
 
     @property
+    def spikes(self) -> int:
+        """How many steps were a spike so far, of the norm or the loss; looked for where `on_spike` is given."""
+        self._settle(wait=True)
+        return self._record.spikes
+
+    @property
     def model(self) -> nn.Module | None:
         """The model that gives the names and whose buffers are looked at; None if none was given."""
         return self._names.model
 
     # ---- the inner optimizer shows through ---------------------------------------------------------------------------
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """The inner optimizer's live parameter groups."""
-        return self.optimizer.param_groups
-
-    @param_groups.setter
-    def param_groups(self, groups: list[dict[str, Any]]) -> None:
-        self.optimizer.param_groups = groups
-
-    @property
-    def state(self) -> Any:
-        """The inner optimizer's live state."""
-        return self.optimizer.state
-
-    @state.setter
-    def state(self, state: Any) -> None:
-        self.optimizer.state = state
-
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """The inner optimizer's defaults."""
-        return self.optimizer.defaults
-
-    @defaults.setter
-    def defaults(self, defaults: dict[str, Any]) -> None:
-        self.optimizer.defaults = defaults
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """The inner optimizer's `zero_grad`. Micro-batches that were checked and not stepped with are forgotten."""
@@ -218,13 +198,33 @@ class GuardedOptimizer(Microbatches):
         if self._group_given is None or any(is_dtensor(p) for p in self.param_groups[-1]["params"]):
             self._agree_over(self._group_given)
 
-    def state_dict(self) -> dict[str, Any]:
-        """The inner optimizer's state dict, unchanged: it loads with or without nanscan."""
-        return self.optimizer.state_dict()
+    def guard_state_dict(self) -> dict[str, Any]:
+        """What the guard itself remembers, as plain data and tensors that `torch.load(weights_only=True)` opens.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the inner optimizer's state dict."""
-        self.optimizer.load_state_dict(state_dict)
+        That is the counters, the history of an `AdaptiveClip` and that of `on_spike`: with it a resumed run goes on
+        with the same limits, bit for bit. `CheckpointManager` saves and restores it by itself.
+
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = wrap(torch.optim.SGD([weight]), clip_norm=AdaptiveClip("autoclip"))
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> optimizer.step()
+        >>> optimizer.guard_state_dict()["clip"]["norms"]
+        tensor([5.], dtype=torch.float64)
+        """
+        return guard_state(self)
+
+    def load_guard_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what another guard has remembered; all of it or, after an exception, nothing.
+
+        Args:
+            state: from `guard_state_dict()`. What this optimizer does not use is left out, with a warning; what it
+                uses and the state lacks stays as it is.
+
+        Raises:
+            TypeError: if `state` is no dict.
+            ValueError: if it is not from `guard_state_dict()`, of a newer nanscan, or of another rule's `AdaptiveClip`.
+        """
+        load_guard_state(self, state)
 
     def __getattr__(self, name: str) -> Any:
         if name in _NOT_FORWARDED:
@@ -245,7 +245,14 @@ class GuardedOptimizer(Microbatches):
         record = self._record
         log = getattr(record.listener, "path", None) or record.listener
         names = self._names.known(self.optimizer.param_groups)
-        return {"optimizer": self.optimizer, "policy": self.policy, "record": record, "names": names, "log": log}
+        return {
+            "optimizer": self.optimizer,
+            "policy": self.policy,
+            "record": record,
+            "names": names,
+            "log": log,
+            "limits": guard_state(self),
+        }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "policy" not in state:  # torch's own methods hand over a plain optimizer's state
@@ -253,6 +260,8 @@ class GuardedOptimizer(Microbatches):
             return
         names = Names(state.get("model"), state["names"])
         super().__init__(state["optimizer"], names, state["record"], state["policy"])
+        if self._limits is not None and "limits" in state:
+            self._limits.load(state["limits"])
         self._agree_over(False)
         self._listen(state["log"])
 
@@ -312,6 +321,13 @@ def wrap(
             host then decides each step.
         history: how many step reports are kept in `optimizer.history`.
         log: a path, to which one line of JSON is appended for each step, or a function that gets each `StepReport`.
+        on_spike: what to do about a spike, which comes before most NaNs: a norm, or a loss given to `observe`, more
+            than `spike_sigma` standard deviations above its recent history (an exponential mean over about 50 steps;
+            of the logarithm, where values are positive; the first 30 steps are not judged). `"warn"` once per run of
+            spikes, `"clip"` (the norm is held to that limit), `"skip"` the step, which counts for
+            `max_consecutive_skips` too. Ten spikes in a row are a new level: the history begins again. None: spikes
+            are not looked for. Reading the loss waits for a GPU.
+        spike_sigma: in standard deviations, > 0.
         process_group: a `torch.distributed.ProcessGroup`, or True (or "default") for the default group: its ranks share
             what they found before any of them acts, so that all skip, raise or step together and clip by the same
             factor. For gradients that are the same on every rank (DDP). None: each process decides for itself (in a

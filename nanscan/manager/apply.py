@@ -11,7 +11,7 @@ import torch
 from nanscan import messages
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.guard import GuardedOptimizer
-from nanscan.manager.contents import PARTS, guard_counters, set_guard_counters
+from nanscan.manager.contents import PARTS
 from nanscan.matching import MatchReport, load_model_state, load_optimizer_state
 from nanscan.rng import rng_state, set_rng_state
 from nanscan.state_copy import copy_state
@@ -94,12 +94,26 @@ def _load_large(saved: Mapping[str, Any], both: Mapping[str, Any], strict: bool,
             optimizer, saved["optimizer"], model=both.get("model"), names=names, strict=strict
         )
         if isinstance(optimizer, GuardedOptimizer):
-            counters = guard_counters(optimizer)
-            undo.append(lambda: set_guard_counters(optimizer, counters))
-            set_guard_counters(optimizer, saved.get("guard", {}))
+            _load_guard(optimizer, saved.get("guard"), strict, undo)
     if "model" in both:
         matches["model"] = load_model_state(both["model"], saved["model"], strict=strict)
     return matches
+
+
+def _load_guard(guard: GuardedOptimizer, state: Any, strict: bool, undo: Undo) -> None:
+    """What the guard itself remembers; None if the checkpoint was saved with a plain optimizer."""
+    if state is None:
+        return
+    former = guard.guard_state_dict()
+    if isinstance(state, Mapping) and "format" not in state:  # older ones hold the counters alone
+        state = {**former, "clip": None, "spikes": None, "counters": state}
+    undo.append(lambda: guard.load_guard_state_dict(former))
+    try:
+        guard.load_guard_state_dict(state)
+    except (TypeError, ValueError) as error:
+        if strict:
+            raise CheckpointError(f"{error}. Nothing was restored; strict=False leaves this out") from error
+        messages.warn(f"nanscan: {error}", CheckpointWarning)
 
 
 def _load_small(name: str, part: Any, state: Any, undo: Undo) -> None:

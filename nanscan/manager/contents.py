@@ -47,7 +47,7 @@ def contents(step: int, epoch: int | None, parts: Mapping[str, Any], extra: Mapp
     if optimizer is not None:
         found["optimizer_names"] = optimizer_names(optimizer, parts.get("model"))
     if isinstance(optimizer, GuardedOptimizer):
-        found["guard"] = guard_counters(optimizer)
+        found["guard"] = optimizer.guard_state_dict()
     found["extra"] = {key: _storable(value) for key, value in extra.items()}
     found["nanscan"] = __version__
     found["rng"] = rng_state()  # last: a loader that has not begun yet draws its seed when it is asked for its state
@@ -71,21 +71,6 @@ def model_state(model: nn.Module) -> dict[str, Any]:
         plain = plain_names(model, list(metadata))
         renamed._metadata = {clean(plain.get(name, name)): dict(item) for name, item in metadata.items()}  # type: ignore[attr-defined]
     return renamed
-
-
-def guard_counters(optimizer: GuardedOptimizer) -> dict[str, int | None]:
-    """The counters of a guarded optimizer, so that a resumed run goes on counting."""
-    _ = optimizer.skipped_steps  # waits for steps whose answer is still on its way
-    return {name: getattr(optimizer._record, name) for name in _COUNTERS}
-
-
-def set_guard_counters(optimizer: GuardedOptimizer, counters: Mapping[str, Any]) -> None:
-    """The inverse of `guard_counters`."""
-    _ = optimizer.skipped_steps
-    for name in _COUNTERS:
-        if name in counters:
-            setattr(optimizer._record, name, counters[name])
-    optimizer._steps = optimizer._record.steps
 
 
 def unstored(parts: Mapping[str, Any]) -> list[str]:

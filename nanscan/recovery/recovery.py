@@ -98,7 +98,7 @@ class Recovery:
         self._guard = guard_of(optimizer)
         schedulers = checked_parts(scheduler, scaler, manager)
         inner = optimizer if self._guard is None else self._guard.optimizer
-        self._state = TrainingState(model, inner, schedulers, scaler)
+        self._state = TrainingState(model, inner, schedulers, scaler, self._guard)
         self._check = FiniteCheck(self._state)
         self._memory = Memory(self._state, self._check)
         self._watch = StepWatch(self._guard, self._check, scaler, patience, self._repair_buffers)

@@ -53,7 +53,8 @@ class StepWatch:
             guard._record.watch(self._hear)
 
     def _hear(self, report: StepReport) -> None:
-        self._heard.append(report)
+        if not (report.skipped and report.spike is not None):  # weights and buffers are as good as before
+            self._heard.append(report)
 
     @property
     def in_bad_run(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanscan.guard import GuardedOptimizer
 from nanscan.names import clean, names_of, unwrapped
 from nanscan.rng import rng_state, set_rng_state
 from nanscan.snapshot import nested_optimizers, optimizer_content, params_of, put_back
@@ -27,15 +28,22 @@ class TrainingState:
         optimizer: a plain optimizer, not the guard around it.
         schedulers: any number of objects with `state_dict` and `load_state_dict`.
         scaler: a gradient scaler, or None.
+        guard: the guarded optimizer, whose adaptive limits go along, or None.
     """
 
     def __init__(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, schedulers: Sequence[Any] = (), scaler: Any = None
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        schedulers: Sequence[Any] = (),
+        scaler: Any = None,
+        guard: GuardedOptimizer | None = None,
     ) -> None:
         self.model = unwrapped(model)
         self.optimizer = optimizer
         self.schedulers = list(schedulers)
         self.scaler = scaler
+        self.guard = guard
 
     # ---- read --------------------------------------------------------------------------------------------------------
 
@@ -50,8 +58,14 @@ class TrainingState:
             "optimizer": optimizer_content(self.optimizer),
             "schedulers": [scheduler.state_dict() for scheduler in self.schedulers],
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
+            "limits": self._limits_state(),
             "rng": rng_state(),
         }
+
+    def _limits_state(self) -> Any:
+        """What the guard's adaptive clip and its look-out for spikes remember; its counters go on counting."""
+        limits = None if self.guard is None else self.guard._limits
+        return None if limits is None else limits.state()
 
     def _buffers(self) -> Iterator[tuple[nn.Module, str, Tensor | None]]:
         for module in self.model.modules():
@@ -130,6 +144,8 @@ class TrainingState:
             scheduler.load_state_dict(copy_state(state))
         if self.scaler is not None and saved["scaler"]:
             self.scaler.load_state_dict(copy_state(saved["scaler"]))
+        if saved["limits"] is not None and self.guard is not None and self.guard._limits is not None:
+            self.guard._limits.load(saved["limits"])
         self.reset_scaler()
         self.clear_grads()
         set_rng_state(saved["rng"])
