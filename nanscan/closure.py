@@ -38,6 +38,9 @@ def step_with_closure(guard: GuardedSteps, closure: Closure, kwargs: dict[str, A
     with torch.enable_grad():
         loss = closure()
     _observe(guard, loss)
+    if guard._can_defer():  # the gradients are there, and the device may decide
+        guard._launch(kwargs, None, None)
+        return loss
     result = guard.host_step({**kwargs, "closure": lambda: loss})
     return loss if result is None else result
 

@@ -134,7 +134,7 @@ def test_dampening_takes_the_host_for_the_first_step_only():
 
 @pytest.mark.parametrize(
     "change",
-    ["hook", "global hook", "clip_value", "raise", "not fused", "closure"],
+    ["hook", "global hook", "clip_value", "raise", "not fused"],
 )
 def test_what_the_device_cannot_do_is_decided_on_the_host(change, monkeypatch):
     launches = []
@@ -150,12 +150,29 @@ def test_what_the_device_cannot_do_is_decided_on_the_host(change, monkeypatch):
     if change == "global hook":
         handle = register_optimizer_step_pre_hook(lambda *_: None)
     weight.grad = torch.ones(2)
-    guarded.step(*([lambda: None] if change == "closure" else []))
+    guarded.step()
     if handle is not None:
         handle.remove()
     assert launches == []
     assert weight.tolist() == [0.0, 0.0]
     assert guarded.last_report.norm == pytest.approx(2**0.5)
+
+
+def test_a_closure_that_runs_once_is_followed_by_a_step_of_the_device(monkeypatch):
+    late = NeverReady(monkeypatch)
+    weight = nn.Parameter(torch.ones(2))
+    guarded = deferred(torch.optim.SGD([weight], lr=1.0, fused=True))
+
+    def evaluate(slope):
+        guarded.zero_grad()
+        loss = (weight * slope).sum()
+        loss.backward()
+        return loss
+
+    losses = [guarded.step(lambda slope=slope: evaluate(slope)) for slope in (0.5, NAN, 0.25)]
+    assert late.waits == 0 and [loss.item() for loss in losses[::2]] == [1.0, 0.25]
+    assert weight.tolist() == [0.25, 0.25]
+    assert [row.name for row in guarded.history[1].bad] == ["group0.param0", "loss"]
 
 
 def test_stepping_never_waits_and_reading_does(monkeypatch):
