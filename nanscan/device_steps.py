@@ -161,7 +161,7 @@ class DeviceSteps:
         groups = optimizer.param_groups
         handed = _to_host(grad_scale, found_inf, grad_scale if scaled is None else scaled.scale)
         scan = engine.launch_grads(groups, clip_norm=max_norm, extra=losses, grad_scale=grad_scale, found_inf=found_inf)
-        if scaled is not None and scaled.overflow is not None:
+        if scaled is not None and scaled.gradients:
             scaled.overflow = scan.overflow if losses else scan.found_inf
         divides = max_norm is not None or grad_scale is not None
         if divides and not scan.separate:  # the optimizer would divide a shared gradient once for each parameter

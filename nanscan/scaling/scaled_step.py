@@ -24,6 +24,7 @@ class ScaledStep:
         rule: in force.
         watch: what has been seen of the scale before, by this optimizer.
         unscaled_before: the user has called `scaler.unscale_`: the gradients are unscaled already.
+        gradients: there are some.
         overflow: the guard's answer: do the gradients hold a NaN or Inf? A bool, or a 0-dim flag on their device that
             nobody has waited for. None: there are no gradients, or the step came to no verdict.
     """
@@ -31,12 +32,13 @@ class ScaledStep:
     scale: Tensor
     rule: ScaleRule
     watch: ScaleWatch
-    unscaled_before: bool = False
+    unscaled_before: bool
+    gradients: bool
     overflow: bool | Tensor | None = None
 
     def answer(self, scan: EngineScan, flagged: bool) -> None:
         """Take the guard's verdict: only the gradients speak about the scale, not an observed loss."""
-        if scan.count:
+        if self.gradients:
             self.overflow = flagged or not math.isfinite(scan.norm)
 
     def explain(self, report: StepReport) -> None:

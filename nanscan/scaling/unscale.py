@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanscan import engine
-from nanscan.engine.result import BadInput
+from nanscan.engine.result import BadInput, EngineScan
+from nanscan.names import Names
 
-__all__ = ["check", "check_and_unscale", "is_served"]
+__all__ = ["Finding", "check", "is_served", "refuse_float16"]
+
+
+class Finding(NamedTuple):
+    """What a check found: a found_inf flag, None without gradients; and the host's scan where there is one."""
+
+    flag: Tensor | None
+    scan: EngineScan | None
 
 
 def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
@@ -29,47 +37,43 @@ def is_served(optimizer: torch.optim.Optimizer, *, cuda: bool) -> bool:
     return all(type(grad) is Tensor and (cuda or not grad.is_cuda) for _, grad in _with_gradient(optimizer))
 
 
-def check(optimizer: torch.optim.Optimizer, device: torch.device) -> dict[torch.device, Tensor]:
-    """found_inf by device, 1.0 where a gradient holds a NaN or Inf; {} without gradients. It only reads.
+def check(optimizer: torch.optim.Optimizer, device: torch.device) -> Finding:
+    """Is there a NaN or Inf in a gradient? It only reads, and waits for no CUDA device.
 
     Args:
-        device: of the loss scale: there the flag goes that the host has found.
+        optimizer: its gradients may be on several devices.
+        device: of the loss scale; there the flag is wanted, one for all: two of 1.0 would be added to 2.0, which a
+            fused optimizer doesn't take for a flag.
     """
-    on_device: dict[torch.device, list[Tensor]] = {}
-    for param, grad in _with_gradient(optimizer):
-        on_device.setdefault(grad.device, []).append(param)
-    on_host = [p for where in [*on_device] if where.type != "cuda" for p in on_device.pop(where)]
-    flags = {
-        where: engine.launch_grads([{"params": params}], clip_norm=None).found_inf
-        for where, params in on_device.items()
-    }
-    if on_host:
-        found = torch.full((), 1.0 - _scan(on_host).finite, dtype=torch.float32, device=device)
-        flags[device] = torch.maximum(flags[device], found) if device in flags else found
-    return flags
+    where = {grad.device for _, grad in _with_gradient(optimizer)}
+    if not where:
+        return Finding(None, None)
+    if any(each.type == "cuda" for each in where):
+        return Finding(_flag_of_devices(optimizer, where, device), None)
+    try:
+        scan = engine.scan_grads(optimizer.param_groups)
+    except BadInput as error:
+        name = Names(None).refresh(0, optimizer.param_groups)[error.position].names[0]
+        raise error.kind(f"grad of '{name}' {error.reason}") from None
+    return Finding(torch.full((), 1.0 - scan.finite, dtype=torch.float32, device=device), scan)
 
 
-def check_and_unscale(
-    optimizer: torch.optim.Optimizer, inv_scale: Tensor, device: torch.device, allow_fp16: bool
-) -> dict[torch.device, Tensor]:
-    """`check`, then multiply the gradients, which are not on CUDA devices, by `inv_scale`.
+def _flag_of_devices(optimizer: torch.optim.Optimizer, where: set[torch.device], device: torch.device) -> Tensor:
+    flags = []
+    for each in where:
+        groups = [{"params": [p for p, grad in _with_gradient(optimizer) if grad.device == each]}]
+        flags.append(engine.launch_grads(groups, clip_norm=None).found_inf.to(device, non_blocking=True))
+    return torch.stack(flags).amax()
+
+
+def refuse_float16(optimizer: torch.optim.Optimizer) -> None:
+    """Float16 gradients lose what is small when they are unscaled in place.
 
     Raises:
-        ValueError: if there are float16 gradients, which lose what is small when they are unscaled in place.
+        ValueError: if there are some.
     """
-    if not allow_fp16 and any(grad.dtype == torch.float16 for _, grad in _with_gradient(optimizer)):
+    if any(grad.dtype == torch.float16 for _, grad in _with_gradient(optimizer)):
         raise ValueError(
             "Attempting to unscale FP16 gradients. Keep the parameters in float32 and run the forward pass under "
             "torch.autocast(dtype=torch.float16): unscaled in place, small float16 gradients become 0"
         )
-    flags = check(optimizer, device)
-    if flags:
-        engine.scale_grads_(optimizer.param_groups, float(inv_scale))
-    return flags
-
-
-def _scan(params: list[Tensor]) -> Any:
-    try:
-        return engine.scan_grads([{"params": params}])
-    except BadInput as error:
-        raise error.kind(f"grad of parameter {error.position} {error.reason}") from None
