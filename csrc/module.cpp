@@ -79,6 +79,8 @@ std::unique_ptr<PythonScan> read_all(Gathered& gathered, const CudaRequest& requ
     if (group.device.device_type == dlpack::kDLCPU) {
       read_on_cpu(group, gathered, segment.result);
       locate_bad_elements(gathered, group, segment.result);
+    } else if (request.hooks.is_none()) {  // nobody who could allocate the output there
+      throw Unserved("a CUDA device, for a framework whose allocator is not known here");
     } else {
       scan->outputs.emplace_back(scan->segments.size(), launch_on_cuda(group, gathered, request));
       remember_permuted(gathered, group, segment);
@@ -123,12 +125,10 @@ bool clear_gradients_if(py::handle param_groups, py::handle flag, py::object res
   return clear_on_cuda(gathered, flag);
 }
 
-// In place on plain CPU gradients. False, with nothing changed: some gradient needs the framework's own operators.
-bool scale_gradients(py::handle param_groups, double factor, double limit, py::object resolve) {
-  Gathered gathered(std::move(resolve));
-  gathered.add_gradients_of(param_groups);
+// In place on plain CPU memory. False, with nothing changed: some tensor needs the framework's own operators.
+bool scale_gathered(const Gathered& gathered, double factor, double limit) {
   if (gathered.groups.empty()) return true;
-  if (!gathered.resolved.empty() || gathered.groups.size() > 1 || gathered.any_requires_grad()) return false;
+  if (!gathered.resolved.empty() || gathered.groups.size() > 1) return false;
   const auto& group = gathered.groups[0];
   if (group.device.device_type != dlpack::kDLCPU) return false;
   for (const Entry& e : group.entries) {
@@ -141,6 +141,19 @@ bool scale_gradients(py::handle param_groups, double factor, double limit, py::o
   py::gil_scoped_release release;
   scale_entries(group.entries, factor, limit);
   return true;
+}
+
+bool scale_gradients(py::handle param_groups, double factor, double limit, py::object resolve) {
+  Gathered gathered(std::move(resolve));
+  gathered.add_gradients_of(param_groups);
+  return !gathered.any_requires_grad() && scale_gathered(gathered, factor, limit);
+}
+
+// For tensors that autograd does not follow.
+bool scale_tensors(py::handle tensors, double factor, double limit, py::object resolve) {
+  Gathered gathered(std::move(resolve));
+  gathered.add_tensors(tensors);
+  return scale_gathered(gathered, factor, limit);
 }
 
 // Copies each source into its target. Returns whether all that was copied is finite, and which pairs were left to the
@@ -253,7 +266,7 @@ PYBIND11_MODULE(_C, m) {
       .def("bad_rows", [](const PythonScan& s) { return rows_of(s, true); });
   py::register_exception<Unserved>(m, "Unserved");
   m.def("set_row_type", [](py::object type) { row_type = std::move(type); });
-  m.def("register_tensor_type", &register_tensor_type, py::arg("type"), py::arg("strided"));
+  m.def("register_tensor_type", &register_tensor_type, py::arg("type"), py::arg("strided"), py::arg("dense") = "");
   m.def("scan", &scan_tensors);
   m.def("scan_gradients", &scan_gradients);
   m.def("measure_ranges", &ranges_of);
@@ -264,6 +277,7 @@ PYBIND11_MODULE(_C, m) {
   m.attr("GRAD_SCALE_OFFSET") = cuda::kGradScaleOffset;
   m.def("cuda_build", &cuda_build);
   m.def("scale_gradients", &scale_gradients);
+  m.def("scale_tensors", &scale_tensors);
   m.def("copy_tensors", &copy_tensors);
   m.def("gather_only", &gather_only);
   m.def("max_threads", &max_threads);

@@ -24,6 +24,7 @@ struct TensorType {
   PyGetSetDef* layout;
   PyGetSetDef* requires_grad;
   PyObject* strided;
+  PyMethodDescrObject* dense;  // method that says whether the table may be asked; null: always
 };
 std::vector<TensorType> tensor_types;
 
@@ -31,18 +32,48 @@ std::vector<TensorType> tensor_types;
 // for first.
 bool ask_layout_first = false;
 
-const TensorType* type_of(PyObject* object) {
+const TensorType* type_of_exact(const PyTypeObject* type) {
   for (const TensorType& t : tensor_types) {
-    if (Py_TYPE(object) == t.type) return &t;
+    if (type == t.type) return &t;
   }
   return nullptr;
 }
+
+const TensorType* type_of(PyObject* object) { return type_of_exact(Py_TYPE(object)); }
 
 PyGetSetDef* getter(py::handle type, const char* name) {
   if (!py::hasattr(type, name)) return nullptr;
   py::object descriptor = type.attr(name);
   if (std::strcmp(Py_TYPE(descriptor.ptr())->tp_name, "getset_descriptor") != 0) return nullptr;
   return reinterpret_cast<PyGetSetDescrObject*>(descriptor.ptr())->d_getset;  // lives as long as the type
+}
+
+PyMethodDescrObject* method(py::handle type, const std::string& name) {
+  if (name.empty()) return nullptr;
+  py::object descriptor = type.attr(name.c_str());
+  if (!Py_IS_TYPE(descriptor.ptr(), &PyMethodDescr_Type)) throw std::invalid_argument(name + " is no built-in method");
+  return reinterpret_cast<PyMethodDescrObject*>(descriptor.ptr());  // lives as long as the type
+}
+
+// Calls a built-in method without arguments. Paddle's take (self, args, kwargs): calling the C function spares the
+// interpreter's way there.
+PyObject* call(PyMethodDescrObject* method, PyObject* self) {
+  static PyObject* const no_arguments = PyTuple_New(0);
+  const PyMethodDef* def = method->d_method;
+  if (def->ml_flags == (METH_VARARGS | METH_KEYWORDS)) {
+    return reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void (*)()>(def->ml_meth))(self, no_arguments,
+                                                                                               nullptr);
+  }
+  return PyObject_CallFunctionObjArgs(reinterpret_cast<PyObject*>(method), self, nullptr);
+}
+
+// Paddle's table takes every tensor for a dense one: with sparse rows, or without an implementation, it would crash.
+bool is_dense(const TensorType& t, PyObject* object) {
+  if (t.dense == nullptr) return true;
+  PyObject* answer = call(t.dense, object);
+  if (answer == nullptr) PyErr_Clear();
+  Py_XDECREF(answer);  // True and False are immortal
+  return answer == Py_True;
 }
 
 }  // namespace
@@ -99,6 +130,7 @@ bool read_view(PyObject* object, dlpack::Tensor* view) {
     Py_XDECREF(layout);  // layouts are immortal singletons
     if (layout != t->strided) return false;
   }
+  if (!is_dense(*t, object)) return false;
   if (t->api->dltensor_from_py_object_no_sync(object, view) == 0) return true;
   PyErr_Clear();
   ask_layout_first = true;
@@ -127,7 +159,8 @@ bool same_tensor(PyObject* owner, const dlpack::Tensor& view) {
 
 }  // namespace
 
-void register_tensor_type(py::type type, py::object strided) {
+void register_tensor_type(py::type type, py::object strided, const std::string& dense) {
+  if (type_of_exact(reinterpret_cast<PyTypeObject*>(type.ptr())) != nullptr) return;
   py::object capsule = type.attr("__dlpack_c_exchange_api__");
   auto* api = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), dlpack::kCapsuleName));
   if (api == nullptr) throw py::error_already_set();
@@ -135,9 +168,10 @@ void register_tensor_type(py::type type, py::object strided) {
     throw std::runtime_error("the framework speaks DLPack " + std::to_string(api->header.version.major) +
                              ".x, this engine speaks 1.x");
   }
+  PyMethodDescrObject* asked = method(type, dense);
   auto* exact = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
   tensor_types.push_back({exact, api, getter(type, "grad"), getter(type, "layout"), getter(type, "requires_grad"),
-                          strided.inc_ref().ptr()});
+                          strided.inc_ref().ptr(), asked});
 }
 
 Gathered::~Gathered() {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <stdexcept>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -21,8 +22,9 @@ struct Unserved : std::runtime_error {
 };
 
 // Teaches the engine an exact tensor type. `strided` is the framework's marker of ordinary layout (torch.strided) or
-// None.
-void register_tensor_type(pybind11::type type, pybind11::object strided);
+// None. `dense` names a method that must answer True before the table may be asked about a tensor (Paddle's does not
+// look itself); empty: there is none. A type that is known already stays as it is.
+void register_tensor_type(pybind11::type type, pybind11::object strided, const std::string& dense);
 
 // Reads a tensor through its table. False: not served (no Python error is left set).
 bool read_view(PyObject* object, dlpack::Tensor* view);

@@ -10,8 +10,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-import torch
-
 from nanscan.errors import NonFiniteWarning
 from nanscan.report import StepReport, TensorReport
 
@@ -37,7 +35,7 @@ _OUTCOME = {
     "zero": "taken with the bad elements set to 0: {what}",
     "warn": "taken although {what}",
 }
-_INTERNAL = [str(Path(file).parent) + os.sep for file in (__file__, torch.__file__)]
+_INTERNAL = [str(Path(__file__).parent) + os.sep]  # folders whose frames are not the caller's
 
 
 def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None) -> str:
@@ -145,8 +143,10 @@ def group_left_out() -> str:
 
 
 def warn(text: str, category: type[Warning] = NonFiniteWarning) -> None:
-    """`warnings.warn`, pointing at the caller's line outside of nanscan and torch."""
+    """`warnings.warn`, pointing at the caller's line outside of nanscan and its framework."""
     level, frame = 2, sys._getframe(1)
+    if "torch" in sys.modules and not any("/torch/" in folder for folder in _INTERNAL):
+        point_past(sys.modules["torch"])
     while frame.f_back is not None and frame.f_code.co_filename.startswith(tuple(_INTERNAL)):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, category, stacklevel=level)

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol
 
 from nanscan.config import load_config
 from nanscan.engine.result import BadInput, DeferredScan, EngineScan, Row, Scan
@@ -32,9 +30,12 @@ __all__ = [
     "zero_nonfinite_grads_",
 ]
 
+if TYPE_CHECKING:  # not at run time: tensors of another framework are read without PyTorch
+    from torch import Tensor
+
 ParamGroups = Sequence[dict[str, Any]]
 RangeNumbers = tuple[int, float, float, float, int, int, int, int, int]
-MeasureRanges = Callable[[Tensor], RangeNumbers | None]
+MeasureRanges = Callable[["Tensor"], "RangeNumbers | None"]
 
 
 class Engine(Protocol):
