@@ -346,7 +346,8 @@ def wrap(
     With a fused optimizer whose parameters are on one CUDA device and `on_nonfinite="skip"`, the device decides and
     the host never waits for it: counters, warnings and the log follow when the answer arrives, at the latest when they
     are read, `TrainingDiverged` is raised by the next `step()`, and a skip sets the gradients to 0 instead of None.
-    Step hooks, a `clip_value`, a closure or a `process_group` bring the decision back to the host.
+    Step hooks, a `clip_value`, a closure that may run several times or a `process_group` bring the decision back to the
+    host.
 
     With a `process_group` every step makes exactly one small collective (an all_gather of a few numbers), also a good
     one; every rank must call `step()` equally often. Counts in a report are totals over the ranks; its bad rows say
