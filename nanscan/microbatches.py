@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from nanscan import engine, messages
+from nanscan.checks import dense_bad_rows
+from nanscan.distributed.agreement import Agreement
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.kept_gradients import KeptGradients
 from nanscan.losses import as_loss, loss_labels
 from nanscan.names import Joined
+from nanscan.replicas import average_gradients, has_replicas
 from nanscan.report import Label, Report, StepReport, TensorReport
-from nanscan.steps import GuardedSteps
+from nanscan.shows_inner import ShowsInner
 
 __all__ = ["MicrobatchReport", "Microbatches"]
 
@@ -85,7 +88,7 @@ class Window:
         return {"microbatches": len(self.weights), "dropped": tuple(self.dropped), "microbatch": self.first_bad}
 
 
-class Microbatches(GuardedSteps):
+class Microbatches(ShowsInner):
     """Accumulation windows: the checks between two steps, and what the step makes of them."""
 
     _kept: KeptGradients | None = None
@@ -230,7 +233,16 @@ class Microbatches(GuardedSteps):
             raise self._explained(error) from None
         labels: Sequence[Label] = self._names.labels(scan.signature if gradients else 0, groups)
         labels = Joined(labels, loss_labels(losses)) if losses else labels
-        agreed, labels, _ = self.agreed(scan, labels)
+        return (scan, labels) if self._agreement is None else self._shared(self._agreement, scan, labels)
+
+    def _shared(
+        self, agreement: Agreement, scan: EngineScan, labels: Sequence[Label]
+    ) -> tuple[EngineScan, Sequence[Label]]:
+        """What all ranks have found: within an accumulation the gradients may be each rank's own."""
+        groups = self.optimizer.param_groups
+        bad = [] if scan.finite else dense_bad_rows(scan, labels, groups)
+        known = self._names.refresh(self._names.signature, groups)
+        agreed, labels, _ = agreement.scan(scan, bad, labels, self._flat_params(), known, self._steps, False)
         return agreed, labels
 
     def _bad_places(self, scan: EngineScan, labels: Sequence[Label]) -> dict[Place, TensorReport]:
@@ -293,7 +305,7 @@ class Microbatches(GuardedSteps):
         self._drop_warned = self._drop_warned and bool(window.dropped)
         self._window_facts = window.facts()
         try:
-            if window.nothing_left and window.last_bad is not None:
+            if window.last_bad is not None and (window.nothing_left or not self._averaged(window)):
                 return self._skip_without_microbatch(*window.last_bad, scale)
             if window.factor != 1.0:
                 engine.scale_grads_(self.optimizer.param_groups, window.factor)
@@ -304,7 +316,7 @@ class Microbatches(GuardedSteps):
             self._tell_of_overflow(window)
 
     def _skip_without_microbatch(self, last: MicrobatchReport, scan: EngineScan, scale: float) -> Any:
-        """Every micro-batch was dropped: there is nothing to step with."""
+        """Nothing is left to step with."""
         found = {item.name: getattr(last, item.name) for item in dataclasses.fields(Report)}
         known = {"step": self._steps, "time": time.time(), "action": "undecided", **self._window_facts}
         report = self._last = StepReport(**found, **known)
@@ -314,6 +326,15 @@ class Microbatches(GuardedSteps):
         self._steps += 1
         action = self.decide(report)
         return self.refuse(report, "raise" if action == "raise" else "skip", scan, scale)
+
+    def _averaged(self, window: Window) -> bool:
+        """Average over the ranks what DistributedDataParallel has not, because it would have in a dropped backward.
+
+        False if that is impossible. Where it has been done, the mean of equal gradients changes nothing.
+        """
+        if self._agreement is None or not window.dropped or not has_replicas(self._names.model):
+            return True
+        return average_gradients(self._flat_params(), self._agreement.group)
 
     def _tell_of_overflow(self, window: Window) -> None:
         """Let the gradient scaler find the overflow of a dropped micro-batch in this step, as it would have without."""
@@ -362,6 +383,6 @@ def _refuse_lone_rank(model: Any, params: Sequence[Tensor]) -> None:
     if parallel or any(hasattr(p, "to_local") for p in params):
         raise NotImplementedError(
             "check_microbatch(drop=True): the gradients of this micro-batch are not the same on every rank, and each "
-            "rank would decide for itself which to drop. Give nanscan.wrap(..., process_group=True), then all ranks "
-            "drop the same ones"
+            "rank would decide for itself which to drop. Leave process_group=False out of nanscan.wrap(...), then all "
+            "ranks drop the same ones"
         )
