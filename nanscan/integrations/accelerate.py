@@ -25,7 +25,7 @@ from nanscan.integrations.versions import require
 messages.point_past(require("accelerate", "1.1", "2", extra="accelerate"))
 
 from accelerate import Accelerator  # noqa: E402
-from accelerate import optimizer as accelerated  # noqa: E402
+from accelerate.optimizer import AcceleratedOptimizer, patch_optimizer_step  # noqa: E402
 from accelerate.utils import DistributedType  # noqa: E402
 
 __all__ = ["PreparedOptimizer", "guard_inside", "keep_guard_state", "prepare"]
@@ -67,7 +67,7 @@ def prepare(accelerator: Accelerator, *objects: Any, observe_loss: bool = True, 
     """
     _refuse(accelerator.distributed_type)
     models = [item for item in objects if isinstance(item, nn.Module)]
-    options.setdefault("process_group", group_of(accelerator))
+    options.setdefault("process_group", group_of(accelerator.state))
     prepared = accelerator.prepare(*objects)
     optimizers = [item for item in _several(prepared) if isinstance(item, torch.optim.Optimizer)]
     for optimizer in optimizers:
@@ -77,7 +77,7 @@ def prepare(accelerator: Accelerator, *objects: Any, observe_loss: bool = True, 
     return prepared
 
 
-class PreparedOptimizer(accelerated.AcceleratedOptimizer, GuardedOptimizer):  # type: ignore[misc]
+class PreparedOptimizer(AcceleratedOptimizer, GuardedOptimizer):  # type: ignore[misc]
     """An `AcceleratedOptimizer` with a guarded optimizer inside: it steps as the first and tells what the second found.
 
     `accelerator.prepare(nanscan.wrap(optimizer, model))` and `nanscan.wrap(accelerator.prepare(optimizer), model)` are
@@ -96,7 +96,7 @@ class PreparedOptimizer(accelerated.AcceleratedOptimizer, GuardedOptimizer):  # 
     def __setattr__(self, name: str, value: Any) -> None:
         guard = vars(self).get("optimizer")
         theirs = guard is not None and name in vars(guard) and name not in vars(self)
-        if theirs and not hasattr(accelerated.AcceleratedOptimizer, name):
+        if theirs and not hasattr(AcceleratedOptimizer, name):
             setattr(guard, name, value)
         else:
             super().__setattr__(name, value)
@@ -113,7 +113,7 @@ def _shown(name: str) -> property:
 
 def _show_the_guard() -> None:
     """Whatever a guarded optimizer has and Accelerate's does not is the inner one's, with its own `self`."""
-    mine, theirs = vars(PreparedOptimizer), vars(accelerated.AcceleratedOptimizer)
+    mine, theirs = vars(PreparedOptimizer), vars(AcceleratedOptimizer)
     for kind in GuardedOptimizer.__mro__[: GuardedOptimizer.__mro__.index(torch.optim.Optimizer)]:
         for name in vars(kind):
             if not name.startswith("__") and name not in mine and name not in theirs:
@@ -136,7 +136,7 @@ def guard_inside(optimizer: Any, guard: GuardedOptimizer) -> PreparedOptimizer:
     Raises:
         NotImplementedError: for DeepSpeed and Megatron-LM, whose engines step by themselves.
     """
-    if type(optimizer) not in (accelerated.AcceleratedOptimizer, PreparedOptimizer):
+    if type(optimizer) not in (AcceleratedOptimizer, PreparedOptimizer):
         raise NotImplementedError(
             f"nanscan can't guard a {type(optimizer).__name__}: its engine steps by itself. Guard the optimizer that "
             "you give to prepare(), or leave nanscan.wrap out"
@@ -145,14 +145,18 @@ def guard_inside(optimizer: Any, guard: GuardedOptimizer) -> PreparedOptimizer:
     optimizer.optimizer = guard
     if optimizer.scaler is not None:  # it looks through this method whether the scaler called step()
         optimizer._optimizer_original_step_method = guard.step
-        optimizer._optimizer_patched_step_method = accelerated.patch_optimizer_step(optimizer, guard.step)
+        optimizer._optimizer_patched_step_method = patch_optimizer_step(optimizer, guard.step)
     optimizer.__class__ = PreparedOptimizer
     return optimizer  # type: ignore[no-any-return]
 
 
-def group_of(accelerator: Accelerator) -> bool | None:
-    """What `process_group` is where nothing is given: the default group if several processes train, else None."""
-    return True if accelerator.num_processes > 1 and torch.distributed.is_initialized() else None
+def group_of(state: Any) -> bool | None:
+    """What `process_group` is where nothing is given: the default group if several processes train by DDP.
+
+    The losses that join the scan are each rank's own. Sharded parameters imply their group themselves.
+    """
+    ddp = state.num_processes > 1 and state.distributed_type not in _CLIP_THEMSELVES
+    return True if ddp and torch.distributed.is_initialized() else None
 
 
 def _refuse(kind: Any) -> None:
@@ -274,6 +278,6 @@ def _teach_backward(original: Callable[..., None]) -> Callable[..., None]:
     return backward
 
 
-accelerated.AcceleratedOptimizer.__init__ = _teach_init(accelerated.AcceleratedOptimizer.__init__)
+AcceleratedOptimizer.__init__ = _teach_init(AcceleratedOptimizer.__init__)
 Accelerator.clip_grad_norm_ = _teach_clip(Accelerator.clip_grad_norm_)
 Accelerator.backward = _teach_backward(Accelerator.backward)

@@ -12,11 +12,12 @@ from torch import Tensor
 import nanscan
 from nanscan import messages
 from nanscan.guard import GuardedOptimizer
-from nanscan.integrations.accelerate import PreparedOptimizer
+from nanscan.integrations.accelerate import PreparedOptimizer, group_of
 from nanscan.integrations.versions import require
 
 messages.point_past(require("transformers", "4.46", "6", extra="transformers"))
 
+from accelerate.optimizer import AcceleratedOptimizer  # noqa: E402
 from transformers import Trainer, TrainerCallback  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 
@@ -87,9 +88,13 @@ class NanScanCallback(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Guard the optimizer, which is ready and has loaded its state by now."""
         optimizer, model = kwargs["optimizer"], kwargs["model"]
+        if not isinstance(optimizer, AcceleratedOptimizer):
+            raise TypeError(
+                f"the Trainer's optimizer is a {type(optimizer).__name__}, not one that Accelerate has prepared: "
+                "nanscan can't guard it"
+            )
         guarded = nanscan.wrap(optimizer, model, **self._options(args, optimizer))
-        if not isinstance(guarded, PreparedOptimizer):
-            raise TypeError(f"the Trainer's optimizer is a {type(optimizer).__name__} that Accelerate did not prepare")
+        assert isinstance(guarded, PreparedOptimizer)
         guarded.clips, guarded.sees_loss = True, self.observe_loss
         self.optimizer = guarded
         self._resume(state)
@@ -118,8 +123,7 @@ class NanScanCallback(TrainerCallback, ExportableState):
     def _options(self, args: Any, optimizer: Any) -> dict[str, Any]:
         """The options of `wrap`, with those that the Trainer's arguments decide."""
         options = dict(self.options)
-        if args.world_size > 1 and torch.distributed.is_initialized():
-            options.setdefault("process_group", True)
+        options.setdefault("process_group", group_of(optimizer.accelerator_state))
         others = isinstance(optimizer, GuardedOptimizer) and optimizer is not self.optimizer
         if not others or optimizer.policy.clip_norm is None:
             limit = args.max_grad_norm
