@@ -174,7 +174,7 @@ def _write_torch(
 
 def _bytes_of(found: Sequence[Found]) -> int:
     """About how many bytes the file takes."""
-    paddle = [item.tensor for item in found if paddle_objects.is_tensor(item.tensor)]
+    paddle: list[Any] = [item.tensor for item in found if paddle_objects.is_tensor(item.tensor)]
     sizes = {
         item.tensor.untyped_storage()._cdata: item.tensor.untyped_storage().nbytes()
         for item in found

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from nanscan import paddle_objects
 from nanscan.pickling.kinds import COMPILED, kind_of
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.places import Place
@@ -14,7 +15,7 @@ from nanscan.pickling.safe_globals import allowed_objects
 
 __all__ = ["BARE_STORAGE", "MEMMAP", "RENAME", "plain_refusal", "raised", "refined", "refused_type", "said"]
 
-_FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "_scale_fn_custom", "_anneal_func")
+_FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "lr_lambda", "_scale_fn_custom", "_anneal_func")
 MEMMAP = "what is loaded is an array in memory, without the file: keep the file's name and map it lazily"
 BARE_STORAGE = (
     "plain pickle does not take a bare storage; torch.save does",
@@ -38,7 +39,7 @@ def refined(place: Place, reason: str, fix: str, severity: str) -> tuple[str, st
         reason = f"{reason} (attribute '{step[1]}' of a {type_name(owner.value)})"
     if ("attr", "dynamo_ctx") in around:
         fix = COMPILED.fix
-    elif severity == "error" and any(issubclass(type(p.value), torch.nn.Module) for p in list(place.upwards())[1:]):
+    elif severity == "error" and any(_is_model(p.value) for p in list(place.upwards())[1:]):
         fix = f"{fix}; the model's state_dict() does not hold it and can be saved"
     return reason, fix
 
@@ -60,11 +61,15 @@ def raised(value: Any, error: BaseException) -> tuple[str, str]:
         return f"{text[0].upper()}{text[1:]}" if text else "it can't be pickled", (
             "drop it in __getstate__ (nanscan.TransientState), or keep what it is made from"
         )
-    if issubclass(type(value), torch.nn.Module):
+    if _is_model(value):
         return f"saving it raises {said(error)}", "save its state_dict()"
     return f"saving it raises {said(error)}", (
         "mend its __getstate__, __reduce__ or __reduce_ex__, or drop the object from what is saved"
     )
+
+
+def _is_model(value: Any) -> bool:
+    return issubclass(type(value), torch.nn.Module) or paddle_objects.is_layer(value)
 
 
 def plain_refusal(error: BaseException) -> bool:

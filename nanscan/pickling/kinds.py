@@ -67,6 +67,15 @@ _GROUP = Kind(
 )
 SCRIPT = Kind("a compiled TorchScript object does not go through pickle", "torch.jit.save it, or save its state_dict()")
 _NATIVE = Kind("it is an object of PyTorch's C++ side without pickling", _DROP)
+_PADDLE_OPTIMIZER = Kind(
+    "a Paddle optimizer holds functions and programs of this process",
+    "save optimizer.state_dict() (nanscan.save(…, 'model.pdopt') or paddle.save) and give it to set_state_dict() of an "
+    "optimizer that the program makes anew",
+)
+_PADDLE_LOADER = Kind(
+    "a Paddle DataLoader holds the places (devices) of this process", "keep its dataset and make the loader anew"
+)
+_PADDLE_NATIVE = Kind("it is an object of Paddle's C++ side without pickling", _DROP)
 _DESCRIPTOR = Kind("a descriptor belongs to its class", "keep the value, or the attribute's name")
 _MATCH = Kind("a match refers to the text it was found in", "keep match.groups(), match.span() or match.groupdict()")
 _POINTER = Kind("it points into this process's memory", "keep the data (bytes(…), an array) instead of the pointer")
@@ -146,6 +155,9 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
     (SCRIPT, "torch.ScriptModule torch.ScriptMethod torch.jit.CompilationUnit torch.Node torch.Value torch.Block"),
     (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel"),
     (COMPILED, "torch._dynamo.eval_frame.OptimizedModule"),
+    (_PADDLE_OPTIMIZER, "paddle.optimizer.optimizer.Optimizer"),
+    (_PADDLE_LOADER, "paddle.io.reader.DataLoader"),
+    (_RUNNING, "paddle.io.dataloader.dataloader_iter._DataLoaderIterBase"),
     (_NATIVE, "torch.autograd.graph.Node torch.utils.hooks.BackwardHook"),
 )
 _TABLE = {name: kind for kind, names in _FAMILIES for name in names.split()}
@@ -162,4 +174,6 @@ def kind_of(cls: type) -> Kind | None:
         name = base.__qualname__ if base.__module__ == "builtins" else f"{base.__module__}.{base.__qualname__}"
         if name in _TABLE:
             return _TABLE[name]
+    if str(cls.__module__).startswith("paddle.base.libpaddle"):
+        return _PADDLE_NATIVE
     return _NATIVE if str(cls.__module__).startswith("torch._C") else None

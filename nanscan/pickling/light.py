@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from nanscan import paddle_objects
 from nanscan.pickling.trust import own_hook
 
 __all__ = ["PROTOCOL", "bulky", "dispatch_table", "failure", "spawning"]
@@ -44,7 +45,7 @@ def bulky(value: Any) -> bool:
     kind = type(value)
     if issubclass(kind, np.ndarray):
         return not value.dtype.hasobject and not own_hook(kind, "__reduce__", "__reduce_ex__")
-    return issubclass(kind, (torch.Tensor, *_STORAGES))
+    return issubclass(kind, (torch.Tensor, *_STORAGES)) or paddle_objects.is_tensor(value)
 
 
 def dispatch_table(for_process: bool) -> Any:

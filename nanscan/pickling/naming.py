@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from nanscan import paddle_objects
+
 __all__ = ["Step", "item_step", "render", "root_name", "type_name"]
 
 Step = tuple[str, Any]
@@ -40,6 +42,8 @@ def root_name(value: Any, frame: types.FrameType | None) -> str:
             for name, held in list(names.items()):
                 if held is value and name.isidentifier() and not name.startswith("_"):
                     return name
+    if paddle_objects.is_layer(value) or paddle_objects.is_optimizer(value):
+        return "model" if paddle_objects.is_layer(value) else "optimizer"
     return next((name for kind, name in _BY_TYPE if issubclass(type(value), kind)), "obj")
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
+from nanscan import paddle_objects
+from nanscan.pickling import paddle_kinds
 from nanscan.pickling.light import PROTOCOL, quiet
 from nanscan.pickling.naming import Step, item_step
 
@@ -209,7 +211,7 @@ def _partial_state(value: Any) -> Iterator[Part]:
 
 
 def _state_dict(value: Any, state: dict[Any, Any], names: _Attributes) -> Iterator[Part]:
-    is_module = issubclass(type(value), nn.Module)
+    is_module, is_layer = issubclass(type(value), nn.Module), paddle_objects.is_layer(value)
     plain = not has(type(value), "__getstate__", nn.Module)
     own = own_attributes(value)
     for position, (key, held) in enumerate(state.items()):
@@ -219,6 +221,8 @@ def _state_dict(value: Any, state: dict[Any, Any], names: _Attributes) -> Iterat
             continue
         if is_module and key in ("_modules", "_parameters", "_buffers") and issubclass(type(held), dict):
             yield from _registered(value, held)
+        elif is_layer and key in paddle_kinds.REGISTRIES and issubclass(type(held), dict):
+            yield from paddle_kinds.registered(value, key, held)
         elif type(key) is str and own.get(key, held if plain else None) is held:
             yield (("attr", key),), held
         else:

@@ -16,6 +16,7 @@ from typing import IO, Any
 import numpy as np
 import torch
 
+from nanscan import paddle_objects
 from nanscan.pickling.light import PROTOCOL, dispatch_table, spawning
 from nanscan.pickling.problem import PickleProblem
 from nanscan.pickling.processes import TRIAL, ForkedProcess, FreshProcess, Process
@@ -90,6 +91,8 @@ class _StandInPickler(pickle.Pickler):
             return "array", value.dtype, value.shape
         if self._for_process and isinstance(value, torch.Tensor):  # its reducer would move it to shared memory
             return "tensor", value.dtype, tuple(value.shape), value.requires_grad, isinstance(value, torch.nn.Parameter)
+        if paddle_objects.is_tensor(value):
+            return "paddle", paddle_objects.dtype_name(value), paddle_objects.shape_of(value), value.stop_gradient
         if isinstance(value, torch.storage.TypedStorage):
             return "storage", value._untyped_storage.nbytes(), value.dtype
         return ("storage", value.nbytes(), None) if isinstance(value, torch.UntypedStorage) else None

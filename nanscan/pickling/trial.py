@@ -41,6 +41,10 @@ class _Unpickler(pickle.Unpickler):
         kind, *rest = key
         if kind == "array":
             return np.zeros(rest[1], rest[0])
+        if kind == "paddle":
+            import paddle
+
+            return paddle.zeros(rest[1], rest[0]).detach() if rest[2] else paddle.zeros(rest[1], rest[0])
         import torch
 
         if kind == "tensor":

@@ -9,7 +9,7 @@ from typing import Any
 
 __all__ = ["own_hook", "trusted"]
 
-_KNOWN = frozenset({"torch", "numpy", "nanscan", "builtins"})
+_KNOWN = frozenset({"torch", "paddle", "numpy", "nanscan", "builtins"})
 
 
 def trusted(module: Any) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from nanscan.pickling import byname, light, lost, restore
+from nanscan import paddle_objects
+from nanscan.pickling import byname, light, lost, paddle_kinds, restore
 from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, RENAME, plain_refusal, raised, refined, refused_type, said
 from nanscan.pickling.kinds import HANDLE, SCRIPT, kind_of
 from nanscan.pickling.naming import type_name
@@ -99,6 +100,8 @@ class Walk:
             self._ask_weights_only(place)
         elif issubclass(kind, torch.Tensor):
             yield from self._tensor(place, value)
+        elif paddle_objects.is_tensor(value):
+            self._paddle_tensor(place, value)
         elif issubclass(kind, np.ndarray) and not own_hook(kind, "__reduce__", "__reduce_ex__"):
             yield from self._array(place, value, kind)
         elif issubclass(kind, (torch.UntypedStorage, torch.TypedStorage)):
@@ -162,6 +165,17 @@ class Walk:
         else:
             yield from self._object(place, value, type(value))
 
+    def _paddle_tensor(self, place: Place, value: Any) -> None:
+        error = paddle_kinds.tensor_error(value)
+        loss = paddle_kinds.tensor_loss(value)
+        if error:
+            self._report(place, *error)
+        elif loss:
+            self._report(place, *loss, "loss")
+        if self._refused is not None and not place.refused:
+            place.refused = True
+            self._report(place, *paddle_kinds.OF_TORCH)
+
     def _array(self, place: Place, value: Any, kind: type) -> Iterator[Part]:
         verdict = None if kind is np.ndarray else byname.refused_name(kind, self._for_process)
         if verdict:
@@ -196,6 +210,8 @@ class Walk:
                 self._report(place, f"it is saved under the name '{whole}', which is not it ({said(error)})", RENAME)
             return
         self._made.append(whole)
+        if paddle_objects.is_layer(value) and not any(paddle_objects.is_layer(p.value) for p in _around(place)):
+            self._report(place, *paddle_kinds.layer_loss(value), "loss")
         self._judge(place, value, kind, whole)
         yield from parts(value, whole)
 
@@ -236,6 +252,10 @@ class Walk:
         finding = Finding(place, type_name(place.value), reason, fix, severity)
         self.findings.append(finding)
         self._at_fault.setdefault(id(place.value), []).append(finding)
+
+
+def _around(place: Place) -> list[Place]:
+    return list(place.upwards())[1:]
 
 
 def _empty(value: Any) -> bool:
