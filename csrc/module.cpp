@@ -14,6 +14,8 @@
 #include "cuda_bridge.h"
 #include "parallel.h"
 #include "python_copy.h"
+#include "python_layouts.h"
+#include "python_rebuild.h"
 #include "python_tensors.h"
 #include "scaled_sum.h"
 #include "scan_cuda.h"
@@ -279,6 +281,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("scale_gradients", &scale_gradients);
   m.def("scale_tensors", &scale_tensors);
   m.def("copy_tensors", &copy_tensors);
+  m.def("layouts_of", &layouts_of);
+  m.def("rebuild", &rebuild);
   m.def("gather_only", &gather_only);
   m.def("max_threads", &max_threads);
   m.def("thread_pool", &thread_pool_name);

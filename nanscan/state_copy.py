@@ -59,37 +59,43 @@ class StateCopy:
 
     Attributes:
         result: the copy; valid after `run`.
-        pairs: source and target of every tensor copy to be made; emptied by `run`, so as not to keep sources alive.
-        apart: tensors that are not the source of a pair: sparse ones and others without memory of their own, which
-            are copied already, and those that overlap with others, whose whole memory is a pair.
+        sources, targets: of every tensor copy to be made; `run` empties the first, so as not to keep those alive.
+        plain: it is known that no source is conjugated or negated lazily.
+        apart: tensors that are not among `sources`: sparse ones and others without memory of their own, which
+            are copied already, and those that overlap with others, whose whole memory is one of the sources.
     """
 
     def __init__(self, value: Any, into: Any = None, device: torch.device | Place | None = None) -> None:
         former = into if isinstance(into, StateCopy) else None
-        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.sources: list[Tensor] = []
+        self.targets: list[Tensor] = []
         self.apart: list[Tensor] = []
+        self.plain = False
         self._plan: Plan | None = None if former is None else former._plan
         again = None if self._plan is None else self._plan.again(value, _without_tensors)
         if again is not None and self._plan is not None:
             self.result, sources = again
-            self.pairs = self._plan.pairs(sources)
+            self.sources, self.targets = self._plan.copies(sources)
+            self.plain = self._plan.plain
             return
         layout = _Layout(value, into if former is None else former.result, device)
-        self.result, self.pairs, self.apart = layout.result, layout.pairs, layout.apart
+        self.result, self.apart = layout.result, layout.apart
+        self.sources, self.targets = layout.sources, layout.targets
         self._plan = None if layout.apart else Plan(layout.met, layout.met_copies)
 
     @torch.no_grad()
     def run(self) -> None:
         """Copy the memory of all tensors."""
-        if self.pairs:
-            engine.copy_([source for source, _ in self.pairs], [target for _, target in self.pairs])
-            if torch.cuda.is_available() and any(s.is_cuda != t.is_cuda for s, t in self.pairs):
+        if self.sources:
+            engine.copy_(self.sources, self.targets, self.plain)
+            pairs = zip(self.sources, self.targets, strict=True)
+            if torch.cuda.is_available() and any(s.is_cuda != t.is_cuda for s, t in pairs):
                 torch.cuda.synchronize()
         self.release()
 
     def release(self) -> None:
         """Let the sources go: everything is copied."""
-        self.pairs, self.apart = [], []
+        self.sources, self.apart = [], []
 
 
 def _without_tensors(value: Any) -> Any:
@@ -104,14 +110,15 @@ def _without_tensors(value: Any) -> Any:
 
 
 class _Layout:
-    """What `StateCopy` lays out: `result`, `pairs` and `apart`, and each tensor as it was met, with its copy."""
+    """What `StateCopy` lays out: `result`, what is to be copied, and each tensor as it was met, with its copy."""
 
     def __init__(self, value: Any, into: Any = None, device: torch.device | Place | None = None) -> None:
         self._place: Place = device if callable(device) else lambda t: t.device if device is None else device
         self._copies: dict[int, Any] = {}  # id of a source -> its copy
         self._same_memory: dict[tuple[Any, ...], Tensor] = {}
         self._overlaps: dict[int, Tensor] = {}  # memory on which tensors overlap -> the copy of the whole of it
-        self.pairs: list[tuple[Tensor, Tensor]] = []
+        self.sources: list[Tensor] = []
+        self.targets: list[Tensor] = []
         self.apart: list[Tensor] = []
         self.met: list[Tensor] = []
         self.met_copies: list[Tensor] = []
@@ -202,8 +209,12 @@ class _Layout:
         if target is None:
             target = _like(source, self._place(source))
             self._taken.add(memory_id(target))
-        self.pairs.append((source, target))
+        self._pair(source, target)
         return target
+
+    def _pair(self, source: Tensor, target: Tensor) -> None:
+        self.sources.append(source)
+        self.targets.append(target)
 
     def _view(self, source: Tensor, storage: int, into: Tensor | None) -> Tensor:
         """A tensor that overlaps with others: the same view of one copy of their whole storage."""
@@ -216,7 +227,7 @@ class _Layout:
                 target = _like(whole, self._place(source))
                 self._taken.add(memory_id(target))
             self._overlaps[storage] = target
-            self.pairs.append((whole, target))
+            self._pair(whole, target)
         memory = self._overlaps[storage].untyped_storage()
         new = torch.empty(0, dtype=source.dtype, device=memory.device)
         new.set_(memory, source.storage_offset(), source.shape, source.stride())

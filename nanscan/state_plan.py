@@ -5,19 +5,23 @@ from __future__ import annotations
 import copy
 import itertools
 import operator
-from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+
+from nanscan import engine
 
 __all__ = ["SCALARS", "Plan"]
 
 SCALARS = frozenset({type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size})
+Addresses = np.ndarray[Any, np.dtype[np.int64]]
 MOST_MOVED = 64
 _TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
+_SCALARS = tuple(SCALARS)
 _shape, _dtype = operator.attrgetter("shape"), operator.attrgetter("dtype")
 
 
@@ -31,12 +35,16 @@ class Plan:
     Args:
         sources: every tensor of the state, as often as it is met; all of them with plain memory.
         targets: the copy of each.
+
+    Attributes:
+        plain: no source is conjugated or negated lazily.
     """
 
-    def __init__(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> None:
+    def __init__(self, sources: list[Tensor], targets: Sequence[Tensor]) -> None:
         self.targets = list(targets)
-        self._addresses, self._layout = _layout_of(sources)
-        self._target_addresses = sorted(map(Tensor.data_ptr, self.targets))
+        self._addresses, self._layout, lazy = _layout_of(sources)
+        self.plain = not lazy
+        self._target_addresses = np.sort(_addresses_of(self.targets))
         self._uses = Counter(map(id, self.targets))
         last = {id(target): place for place, target in enumerate(self.targets)}
         self._once = [last[id(target)] == place for place, target in enumerate(self.targets)]
@@ -49,45 +57,56 @@ class Plan:
             copy_other: copies a value that is neither scalar, tensor, dict, list nor tuple and holds no tensor; raises
                 `LookupError` if it does hold one.
         """
-        walk = _Walk(iter(self.targets), copy_other)
         try:
-            result = walk.copy(value)
-            fits = len(walk.sources) == len(self.targets) and self._fits(walk.sources)
+            result, sources = engine.rebuild(value, self.targets, _SCALARS, copy_other) or self._walk(value, copy_other)
+            fits = len(sources) == len(self.targets) and self._fits(sources)
         except (LookupError, RuntimeError, StopIteration):  # RuntimeError: sparse tensors have no address
             return None
-        return (result, walk.sources) if fits else None
+        return (result, sources) if fits else None
 
-    def _fits(self, sources: Sequence[Tensor]) -> bool:
-        addresses, layout = _layout_of(sources)
+    def _walk(self, value: Any, copy_other: Callable[[Any], Any]) -> tuple[Any, list[Tensor]]:
+        walk = _Walk(iter(self.targets), copy_other)
+        return walk.copy(value), walk.sources
+
+    def _fits(self, sources: list[Tensor]) -> bool:
+        addresses, layout, _ = _layout_of(sources)
         if layout != self._layout:
             return False
-        if addresses != self._addresses:
-            moved = [i for i, (now, then) in enumerate(zip(addresses, self._addresses, strict=True)) if now != then]
+        moved = np.flatnonzero(addresses != self._addresses).tolist()
+        if moved:
             if len(moved) > MOST_MOVED or not all(self._uses[id(self.targets[i])] == 1 for i in moved):
                 return False
-            ordered = sorted(addresses)
+            ordered = np.sort(addresses)
             if not all(_is_alone(sources[i], ordered, self._target_addresses) for i in moved):
                 return False
             self._addresses = addresses
         return True
 
-    def pairs(self, sources: Sequence[Tensor]) -> list[tuple[Tensor, Tensor]]:
+    def copies(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Source and target of every copy to be made; tied tensors once."""
-        return list(itertools.compress(zip(sources, self.targets, strict=True), self._once))
+        return list(itertools.compress(sources, self._once)), list(itertools.compress(self.targets, self._once))
 
 
-def _is_alone(tensor: Tensor, sources: Sequence[int], targets: Sequence[int]) -> bool:
+def _is_alone(tensor: Tensor, sources: Addresses, targets: Addresses) -> bool:
     """True if of the sorted addresses only that of `tensor`, which is one of `sources`, lies in its storage."""
     memory = tensor.untyped_storage()
-    start, end = memory.data_ptr(), memory.data_ptr() + memory.nbytes()
-    inside = [bisect_left(places, end) - bisect_left(places, start) for places in (sources, targets)]
+    ends = [memory.data_ptr(), memory.data_ptr() + memory.nbytes()]
+    inside = [int(np.diff(np.searchsorted(places, ends)).item()) for places in (sources, targets)]
     return inside == [1, 0] and tensor.numel() > 0
 
 
-def _layout_of(tensors: Sequence[Tensor]) -> tuple[list[int], list[list[Any]]]:
-    """Addresses, and all else that decides how the tensors are copied."""
-    facts = (_shape, Tensor.stride, _dtype, Tensor.is_conj, Tensor.is_neg)
-    return list(map(Tensor.data_ptr, tensors)), [list(map(fact, tensors)) for fact in facts]
+def _layout_of(tensors: list[Tensor]) -> tuple[Addresses, Any, bool]:
+    """Addresses, all else that decides how the tensors are copied, and whether one is conjugated or negated lazily."""
+    found = engine.layouts_of(tensors)
+    if found is not None:
+        addresses, layout, lazy = found
+        return np.frombuffer(addresses, np.int64), layout, lazy
+    facts = [list(map(fact, tensors)) for fact in (_shape, Tensor.stride, _dtype, Tensor.is_conj, Tensor.is_neg)]
+    return _addresses_of(tensors), facts, any(map(any, facts[-2:]))
+
+
+def _addresses_of(tensors: Sequence[Tensor]) -> Addresses:
+    return np.fromiter(map(Tensor.data_ptr, tensors), np.int64, len(tensors))
 
 
 class _Walk:

@@ -94,10 +94,10 @@ def test_a_copy_changed_from_outside_is_not_used() -> None:
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     recovery = nanscan.Recovery(model, optimizer, snapshot_every=1)
     run(model, optimizer, recovery, 3)
-    recovery._memory.newest.floats[0].fill_(NAN)
+    recovery._memory.newest.work.targets[0].fill_(NAN)
     assert recovery.step(loss=NAN)
     assert recovery.rolled_back_to == 2 and nanscan.scan(model).finite
-    recovery._memory.newest.floats[0].fill_(NAN)
+    recovery._memory.newest.work.targets[0].fill_(NAN)
     with pytest.raises(nanscan.TrainingDiverged, match="snapshots in memory were changed.*no manager"):
         recovery.step(loss=NAN)
 
@@ -116,7 +116,7 @@ def test_failure_in_the_middle_of_a_snapshot_leaves_the_one_before(monkeypatch: 
             tensor.fill_(3)
         raise KeyboardInterrupt
 
-    spare = recovery._memory.older.floats
+    spare = recovery._memory.older.work.targets
     monkeypatch.setattr("nanscan.engine.copy_finite", interrupted)
     with pytest.raises(KeyboardInterrupt):
         recovery.step()
@@ -130,9 +130,9 @@ def test_a_repeated_snapshot_allocates_no_tensor_memory() -> None:
     optimizer = optim.Adam(model.parameters())
     recovery = nanscan.Recovery(model, optimizer, snapshot_every=1)
     run(model, optimizer, recovery, 3)
-    first = {t.data_ptr() for saved in (recovery._memory.newest, recovery._memory.older) for t in saved.floats}
+    first = {t.data_ptr() for saved in (recovery._memory.newest, recovery._memory.older) for t in saved.work.targets}
     run(model, optimizer, recovery, 3)
-    again = {t.data_ptr() for saved in (recovery._memory.newest, recovery._memory.older) for t in saved.floats}
+    again = {t.data_ptr() for saved in (recovery._memory.newest, recovery._memory.older) for t in saved.work.targets}
     assert again == first
 
 

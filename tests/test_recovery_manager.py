@@ -55,7 +55,7 @@ def test_restores_from_disk_where_no_snapshot_in_memory_is_intact(tmp_path: Path
     saved = bits(dict(model.state_dict())), torch.get_rng_state().tolist()
     train(model, optimizer, make_batch(5))
     for copy in (recovery._memory.newest, recovery._memory.older):
-        copy.floats[0].fill_(NAN)
+        copy.work.targets[0].fill_(NAN)
     assert recovery.step(loss=NAN)
     assert (bits(dict(model.state_dict())), torch.get_rng_state().tolist()) == saved
     (rollback,) = recovery.rollbacks

@@ -23,7 +23,9 @@ __all__ = [
     "copy_",
     "copy_finite",
     "launch_grads",
+    "layouts_of",
     "measure_ranges",
+    "rebuild",
     "scale_grads_",
     "scan",
     "scan_grads",
@@ -50,8 +52,12 @@ class Engine(Protocol):
     def scale_grads_(self, param_groups: ParamGroups, factor: float, clip_value: float | None = None) -> None: ...
     def zero_nonfinite_grads_(self, param_groups: ParamGroups) -> None: ...
     def clear_grads_if(self, param_groups: ParamGroups, flag: Tensor) -> None: ...
-    def copy_(self, sources: list[Tensor], targets: list[Tensor]) -> None: ...
-    def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool: ...
+    def copy_(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> None: ...
+    def copy_finite(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> bool: ...
+    def layouts_of(self, tensors: list[Tensor]) -> tuple[bytes, bytes, bool] | None: ...
+    def rebuild(
+        self, value: Any, targets: list[Tensor], scalars: tuple[type, ...], copy_other: Callable[[Any], Any]
+    ) -> tuple[Any, list[Tensor]] | None: ...
     def launch_grads(
         self,
         param_groups: ParamGroups,
@@ -134,12 +140,12 @@ def clear_grads_if(param_groups: ParamGroups, flag: Tensor) -> None:
     active_engine().clear_grads_if(param_groups, flag)
 
 
-def copy_(sources: list[Tensor], targets: list[Tensor]) -> None:
+def copy_(sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> None:
     """Copy each tensor into its target, as `copy_finite` does, and look at nothing."""
-    active_engine().copy_(sources, targets)
+    active_engine().copy_(sources, targets, plain)
 
 
-def copy_finite(sources: list[Tensor], targets: list[Tensor]) -> bool:
+def copy_finite(sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> bool:
     """Copy each tensor into its target; True if no floating or complex element among them is NaN or Inf.
 
     On the CPU everything is read once. Copies between devices are queued, not waited for.
@@ -147,8 +153,35 @@ def copy_finite(sources: list[Tensor], targets: list[Tensor]) -> bool:
     Args:
         sources: tensors of any dtype and layout.
         targets: for each source a tensor of its shape and dtype, in memory of its own.
+        plain: the caller knows that no source is conjugated or negated lazily; asking each of thousands takes a while.
     """
-    return active_engine().copy_finite(sources, targets)
+    return active_engine().copy_finite(sources, targets, plain)
+
+
+def layouts_of(tensors: list[Tensor]) -> tuple[bytes, bytes, bool] | None:
+    """Where tensors lie, and how: their addresses (int64 each); all else that a copy depends on; whether one is lazy.
+
+    Equal bytes mean equal devices, dtypes, shapes, strides and laziness: a tensor that is conjugated or negated lazily
+    is not what its memory says. None if an engine can't tell for all of them.
+    """
+    return active_engine().layouts_of(tensors)
+
+
+def rebuild(
+    value: Any, targets: list[Tensor], scalars: tuple[type, ...], copy_other: Callable[[Any], Any]
+) -> tuple[Any, list[Tensor]] | None:
+    """Nested state with the next of `targets` in place of each tensor, and the tensors met; None: no fast way here.
+
+    Args:
+        value: dicts, ordered dicts, lists and tuples, nested; they are rebuilt.
+        targets: at least as many as there are tensors.
+        scalars: types whose objects are kept.
+        copy_other: what is called for everything else.
+
+    Raises:
+        LookupError: there are more tensors than targets, or a container is met twice.
+    """
+    return active_engine().rebuild(value, targets, scalars, copy_other)
 
 
 def launch_grads(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,6 +14,8 @@ from nanscan.engine import MeasureRanges, apply, copying, eager
 from nanscan.engine.native_cuda import CudaHooks, NativeDeferredScan
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.engine.tensors import resolve_at
+
+_TENSORS = (Tensor, torch.nn.Parameter)
 
 
 class NativeEngine:
@@ -29,30 +31,43 @@ class NativeEngine:
         self._c: Any = module
         self._cuda = CudaHooks(module)
         module.set_row_type(Row)
-        for kind in (Tensor, torch.nn.Parameter):
+        for kind in _TENSORS:
             module.register_tensor_type(kind, torch.strided)
         self.measure_ranges: MeasureRanges = module.measure_ranges
 
-    def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool:
+    def copy_finite(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> bool:
         """See `nanscan.engine.copy_finite`."""
-        finite, left = self._copied(sources, targets)
+        finite, left = self._copied(sources, targets, plain)
         if left:
             finite &= copying.copy_finite([sources[i] for i in left], [targets[i] for i in left], self.scan)
         return finite
 
     @torch.no_grad()
-    def copy_(self, sources: list[Tensor], targets: list[Tensor]) -> None:
+    def copy_(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> None:
         """See `nanscan.engine.copy_`."""
-        _, left = self._copied(sources, targets)
+        _, left = self._copied(sources, targets, plain)
         if left:
             torch._foreach_copy_([targets[i] for i in left], [sources[i] for i in left], non_blocking=True)
 
-    def _copied(self, sources: list[Tensor], targets: list[Tensor]) -> tuple[bool, list[int]]:
+    def _copied(self, sources: list[Tensor], targets: list[Tensor], plain: bool) -> tuple[bool, list[int]]:
         """Copy what is flat memory; returns whether that is finite, and the positions of the others."""
-        lazy = {i for i, source in enumerate(sources) if source.is_conj() or source.is_neg()}  # not as in memory
-        plain = [None if i in lazy else source for i, source in enumerate(sources)] if lazy else sources
-        copied: tuple[bool, list[int]] = self._c.copy_tensors(plain, targets)
+        flat: Sequence[Tensor | None] = sources
+        if not plain and (any(map(Tensor.is_conj, sources)) or any(map(Tensor.is_neg, sources))):
+            flat = [None if source.is_conj() or source.is_neg() else source for source in sources]  # not as in memory
+        copied: tuple[bool, list[int]] = self._c.copy_tensors(flat, targets)
         return copied
+
+    def layouts_of(self, tensors: list[Tensor]) -> tuple[bytes, bytes, bool] | None:
+        """See `nanscan.engine.layouts_of`."""
+        layouts: tuple[bytes, bytes, bool] | None = self._c.layouts_of(tensors)
+        return layouts
+
+    def rebuild(
+        self, value: Any, targets: list[Tensor], scalars: tuple[type, ...], copy_other: Callable[[Any], Any]
+    ) -> tuple[Any, list[Tensor]] | None:
+        """See `nanscan.engine.rebuild`."""
+        rebuilt: tuple[Any, list[Tensor]] = self._c.rebuild(value, targets, _TENSORS, scalars, copy_other)
+        return rebuilt
 
     def read_list(self, param_groups: Sequence[dict[str, Any]]) -> int:
         """Read the list of gradients and nothing else, for benchmarks; returns how many different ones there are."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from nanscan.engine import apply, copying, deferred, eager, reference
 
 
-def _serves_none(tensor: Tensor) -> None:
+def _serves_none(*_: Any) -> None:
     return None
 
 
@@ -23,13 +25,15 @@ class EagerEngine:
     clear_grads_if = staticmethod(apply.clear_grads_if)
     launch_grads = staticmethod(deferred.launch_grads)
     measure_ranges = staticmethod(_serves_none)
+    layouts_of = staticmethod(_serves_none)
+    rebuild = staticmethod(_serves_none)
 
     @torch.no_grad()
-    def copy_(self, sources: list[Tensor], targets: list[Tensor]) -> None:
+    def copy_(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> None:
         """See `nanscan.engine.copy_`."""
         torch._foreach_copy_(targets, sources, non_blocking=True)
 
-    def copy_finite(self, sources: list[Tensor], targets: list[Tensor]) -> bool:
+    def copy_finite(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> bool:
         """See `nanscan.engine.copy_finite`."""
         return copying.copy_finite(sources, targets, self.scan)
 

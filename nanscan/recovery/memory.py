@@ -36,7 +36,6 @@ class Saved:
         work: the copy that was made; its `result` is what `TrainingState.restore` takes.
         moment: when it was taken.
         devices: as for `TrainingState.restore`.
-        floats: the tensors in it that can hold a NaN.
         nonfinite: how many NaN, and how many Inf, they hold (in buffers that may).
         failures: how often a run failed that started from it.
     """
@@ -44,7 +43,6 @@ class Saved:
     work: StateCopy
     moment: Moment
     devices: dict[int, torch.device] = field(default_factory=dict)
-    floats: list[Tensor] = field(default_factory=list)
     nonfinite: tuple[int, int] = (0, 0)
     failures: int = 0
 
@@ -54,10 +52,14 @@ class Saved:
         found: dict[str, Any] = self.work.result
         return found
 
+    def counts(self) -> tuple[int, int]:
+        """How many NaN, and how many Inf, the copy holds now."""
+        scan = engine.scan([target for target in self.work.targets if _can_hold_nan(target)])
+        return scan.nan_count, scan.inf_count
+
     def intact(self) -> bool:
         """False if somebody has written a NaN or Inf into the copy."""
-        scan = engine.scan(self.floats)
-        return (scan.nan_count, scan.inf_count) == self.nonfinite
+        return self.counts() == self.nonfinite
 
     def norm(self) -> float:
         """The 2-norm of all weights."""
@@ -126,16 +128,16 @@ class Memory:
         if looked and (bad := self._check.bad()):
             return bad
         apart = engine.scan([source for source in work.apart if _can_hold_nan(source)])
-        finite = engine.copy_finite([source for source, _ in work.pairs], [target for _, target in work.pairs])
+        finite = engine.copy_finite(work.sources, work.targets, work.plain)
         if not (finite and apart.finite) and not looked and (bad := self._check.bad()):
             return bad
-        saved.devices = {memory_id(t): s.device for s, t in work.pairs if s.device != t.device}
+        if torch.cuda.is_available():  # else nothing has changed its device
+            pairs = zip(work.sources, work.targets, strict=True)
+            saved.devices = {memory_id(t): s.device for s, t in pairs if s.device != t.device}
         if saved.devices:
             torch.cuda.synchronize()
-        saved.floats = [target for _, target in work.pairs if _can_hold_nan(target)]
         if not finite:
-            scan = engine.scan(saved.floats)
-            saved.nonfinite = scan.nan_count, scan.inf_count
+            saved.nonfinite = saved.counts()
         return ()
 
 

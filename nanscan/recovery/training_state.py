@@ -52,7 +52,7 @@ class TrainingState:
         params: dict[int, Tensor] = {id(p): p for p in self.model.parameters()}
         params.update((id(p), p) for p in params_of(self.optimizer))
         return {
-            "params": {p: p.detach() for p in params.values()},
+            "params": {p: p for p in params.values()},
             "buffers": {(module, name): buffer for module, name, buffer in self._buffers()},
             "extra": {m: m.get_extra_state() for m in self.model.modules() if _has_extra_state(m)},
             "optimizer": optimizer_content(self.optimizer),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+
 import pytest
 import torch
 from torch import Tensor
@@ -110,3 +112,62 @@ def test_a_parameter_and_its_gradient_history_are_left_alone(copy_finite):
 def test_as_many_targets_as_sources_are_needed(copy_finite):
     with pytest.raises(ValueError):
         copy_finite([torch.ones(1)], [])
+
+
+@pytest.fixture
+def native() -> NativeEngine:
+
+    found = engine.active_engine()
+    assert isinstance(found, NativeEngine)
+    return found
+
+
+def test_layouts_tell_apart_what_a_copy_depends_on(native) -> None:
+    memory = torch.zeros(24, dtype=torch.complex64)
+    real = torch.view_as_real(memory)
+    views = [
+        memory[:12],
+        memory[:12].view(3, 4),
+        memory[:12].view(3, 4).t(),
+        memory[:12].conj(),
+        real[:6, :1],
+        torch._neg_view(real[:6, :1]),
+        real[:6, :1].view(torch.int32),
+    ]
+    layouts = [native.layouts_of([view]) for view in views]
+    assert len({layout for _, layout, _ in layouts}) == len(views)
+    assert {address for address, _, _ in layouts} == {memory.data_ptr().to_bytes(8, "little")}
+    assert [lazy for _, _, lazy in layouts] == [False, False, False, True, False, True, False]
+
+
+def test_layouts_are_equal_for_equal_lists_and_not_told_of_sparse_tensors(native) -> None:
+    weight = torch.nn.Parameter(torch.zeros(3))
+    assert native.layouts_of([weight, weight]) == native.layouts_of([weight.detach(), weight.detach()])
+    assert native.layouts_of([torch.eye(2).to_sparse()]) is None
+
+
+def test_a_state_is_rebuilt_with_other_tensors_and_new_containers(native) -> None:
+    met = [torch.nn.Parameter(torch.zeros(1)), torch.ones(2), torch.ones(3)]
+    ordered = OrderedDict(weight=met[2])
+    ordered._metadata = {"version": 1}  # type: ignore[attr-defined]
+    value = {"a": [met[0], 1.5, None], "b": ({"c": met[1]}, "text"), "d": ordered, "other": {1, 2}}
+    targets = [torch.full((1,), float(i)) for i in range(3)]
+    made, sources = native.rebuild(value, targets, (float, type(None), str), lambda other: ("copied", other))
+    assert all(one is other for one, other in zip(sources, met, strict=True))
+    assert made["a"][0] is targets[0] and made["b"][0]["c"] is targets[1] and made["d"]["weight"] is targets[2]
+    assert made["a"][1:] == [1.5, None] and made["b"][1] == "text" and made["other"] == ("copied", {1, 2})
+    assert type(made["d"]) is OrderedDict and made["d"]._metadata == {"version": 1}
+    assert made["a"] is not value["a"] and value["a"][0] is met[0] and ordered["weight"] is met[2]
+
+
+def test_what_does_not_fit_is_said_and_not_rebuilt(native) -> None:
+    shared = [torch.zeros(1)]
+    with pytest.raises(LookupError, match="two places"):
+        native.rebuild([shared, shared], [torch.zeros(1)] * 2, (), list)
+    with pytest.raises(LookupError, match="more tensors than targets"):
+        native.rebuild(shared, [], (), list)
+    deep: list = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(RecursionError):
+        native.rebuild(deep, [], (), list)

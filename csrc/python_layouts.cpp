@@ -1,0 +1,78 @@
+#include "python_layouts.h"
+
+#include <string>
+
+#include "python_tensors.h"
+
+namespace py = pybind11;
+
+namespace nanscan {
+namespace {
+
+template <typename T>
+void append(std::string* bytes, const T* values, size_t count) {
+  bytes->append(reinterpret_cast<const char*>(values), count * sizeof(T));
+}
+
+// A method without arguments of the framework's own tensors, found once for each type and called without a detour.
+class Flag {
+ public:
+  explicit Flag(const char* name) : name_(name) {}
+
+  // False where the framework has no such method.
+  bool of(PyObject* tensor) {
+    if (Py_TYPE(tensor) != type_) find(Py_TYPE(tensor));
+    if (call_ == nullptr) return false;
+    PyObject* answer = call_(tensor, nullptr);
+    if (answer == nullptr) throw py::error_already_set();
+    Py_DECREF(answer);
+    return answer == Py_True;
+  }
+
+ private:
+  void find(PyTypeObject* type) {
+    type_ = type;
+    call_ = nullptr;
+    py::handle owner(reinterpret_cast<PyObject*>(type));
+    if (!py::hasattr(owner, name_)) return;
+    py::object method = owner.attr(name_);
+    if (Py_TYPE(method.ptr()) != &PyMethodDescr_Type) throw py::type_error(std::string(name_) + " is no plain method");
+    const PyMethodDef* known = reinterpret_cast<PyMethodDescrObject*>(method.ptr())->d_method;
+    if ((known->ml_flags & METH_NOARGS) == 0) throw py::type_error(std::string(name_) + " takes arguments");
+    call_ = known->ml_meth;
+  }
+
+  const char* name_;
+  PyTypeObject* type_ = nullptr;
+  PyCFunction call_ = nullptr;
+};
+
+}  // namespace
+
+py::object layouts_of(const py::list& tensors) {
+  std::string addresses, layouts;
+  Flag is_conj("is_conj"), is_neg("is_neg");
+  bool any_lazy = false;
+  addresses.reserve(tensors.size() * sizeof(int64_t));
+  for (py::handle tensor : tensors) {
+    dlpack::Tensor view;
+    if (!read_view(tensor.ptr(), &view)) return py::none();
+    const int64_t address = static_cast<int64_t>(reinterpret_cast<uintptr_t>(view.data) + view.byte_offset);
+    const bool complex = view.dtype.code == dlpack::kDLComplex;
+    const char lazy = (complex && is_conj.of(tensor.ptr()) ? 1 : 0) | (is_neg.of(tensor.ptr()) ? 2 : 0);
+    any_lazy |= lazy != 0;
+    append(&addresses, &address, 1);
+    append(&layouts, &lazy, 1);
+    append(&layouts, &view.device.device_type, 1);
+    append(&layouts, &view.device.device_id, 1);
+    append(&layouts, &view.ndim, 1);
+    append(&layouts, &view.dtype.code, 1);
+    append(&layouts, &view.dtype.bits, 1);
+    append(&layouts, &view.dtype.lanes, 1);
+    append(&layouts, view.shape, static_cast<size_t>(view.ndim));
+    append(&layouts, view.strides, view.strides == nullptr ? 0 : static_cast<size_t>(view.ndim));
+  }
+  return py::make_tuple(py::bytes(addresses), py::bytes(layouts), any_lazy);
+}
+
+}  // namespace nanscan
