@@ -5,3 +5,8 @@ from __future__ import annotations
 from nanscan.integrations.versions import require
 
 require("paddle", "3.3", "3.4", extra="paddle")
+
+from nanscan.integrations.paddle.clip import clip_grad_norm_  # noqa: E402
+from nanscan.integrations.paddle.guard import GuardedOptimizer, wrap  # noqa: E402
+
+__all__ = ["GuardedOptimizer", "clip_grad_norm_", "wrap"]
