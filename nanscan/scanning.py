@@ -62,17 +62,29 @@ def scan(tensors: Any, *, grads: bool = False) -> Report:
     items = [item for item in _items(tensors, grads) if item.value is not None]
     values = [item.value for item in items]
     try:
-        if paddle_objects.imported():
-            values = [
-                paddle_objects.as_torch_at(i, v) if paddle_objects.is_tensor(v) else v for i, v in enumerate(values)
-            ]
-        found = engine.scan(values)
+        found, places = _scanned(values)
     except BadInput as bad:
-        item, reason = items[bad.position], bad.reason
-        if paddle_objects.is_tensor(item.value):
-            reason = reason.replace(" torch.", " paddle.")
-        raise bad.kind(f"cannot scan {_owner(item)} (position {item.position}): it {reason}") from None
-    return Report.from_scan(found, [_label(item) for item in items], _sparse_places(found, values))
+        item = items[bad.position]
+        raise bad.kind(f"cannot scan {_owner(item)} (position {item.position}): it {bad.reason}") from None
+    return Report.from_scan(found, [_label(item) for item in items], places)
+
+
+def _scanned(values: list[Any]) -> tuple[EngineScan, dict[int, tuple[int, ...]]]:
+    """The engine's answer, and where the first bad element of each sparse tensor stands in its dense shape."""
+    if paddle_objects.imported():
+        theirs = [paddle_objects.is_tensor(value) for value in values]
+        if values and all(theirs) and not any(value.is_sparse_csr() for value in values):
+            from nanscan.integrations.paddle import engine as paddle_engine  # it imports Paddle
+            from nanscan.integrations.paddle.tensors import sparse_places
+
+            scan = paddle_engine.scan_tensors(values)
+            return scan, sparse_places(scan, values)
+        values = [
+            paddle_objects.as_torch_at(i, v) if paddle else v
+            for i, (v, paddle) in enumerate(zip(values, theirs, strict=True))
+        ]
+    found = engine.scan(values)
+    return found, _sparse_places(found, values)
 
 
 def _label(item: _Item) -> Label:
@@ -156,7 +168,6 @@ def _holds_no_floats(name: str, value: Any) -> bool:
 
 
 def _sparse_places(found: EngineScan, values: list[Any]) -> dict[int, tuple[int, ...]]:
-    """Where the first bad element of each sparse tensor stands in its dense shape."""
     if all(value.layout is torch.strided for value in values):
         return {}
     sparse = [row for row in found.bad_rows() if values[row.position].layout is not torch.strided]

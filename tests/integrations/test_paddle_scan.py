@@ -130,7 +130,7 @@ def test_a_state_dict_is_scanned_without_its_counters_and_schedules() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        (lambda: [paddle.ones([2]), paddle.to_tensor([1, 2])], ["'[1]'", "position 1", "paddle.int64"]),
+        (lambda: [paddle.ones([2]), paddle.to_tensor([1, 2])], ["'[1]'", "position 1", "int64"]),
         (lambda: {"w": paddle.ones([2]), "note": "x"}, ["'note'", "is a str, not a tensor"]),
         (lambda: paddle.optimizer.SGD(parameters=[paddle.create_parameter([2], "float32")]), ["SGD", "scan(model)"]),
     ],
