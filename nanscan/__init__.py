@@ -64,6 +64,7 @@ if TYPE_CHECKING:  # for type checkers and editors; the table below is what runs
     from nanscan.guard import wrap as wrap
     from nanscan.manager import CheckpointManager as CheckpointManager
     from nanscan.manager import Restored as Restored
+    from nanscan.microbatches import MicrobatchReport as MicrobatchReport
     from nanscan.origin import Origin as Origin
     from nanscan.origin import find_origin as find_origin
     from nanscan.origin.trace import trace as trace
@@ -118,6 +119,7 @@ _PUBLIC = {
         "CheckpointManager",
         "Restored",
     ),
+    "nanscan.microbatches": ("MicrobatchReport",),
     "nanscan.origin": ("Origin", "find_origin"),
     "nanscan.origin.trace": ("trace",),
     "nanscan.pickling": (

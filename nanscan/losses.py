@@ -21,8 +21,8 @@ def as_loss(loss: Any) -> Tensor:
         TypeError: it is neither a tensor nor a number.
     """
     if isinstance(loss, Tensor):
-        loss = loss.detach()
-        return loss if loss.is_floating_point() or loss.is_complex() else loss.float()
+        plain: Tensor = loss.detach()
+        return plain if plain.is_floating_point() or plain.is_complex() else plain.float()
     if isinstance(loss, (int, float)):
         return torch.tensor(loss, dtype=torch.float64)
     raise TypeError(f"loss must be a tensor or a number, got {type(loss).__name__}")

@@ -416,5 +416,5 @@ def test_one_rank_alone_may_not_drop_what_other_ranks_keep():
     weight, optimizer = weight_of()
     parallel = object.__new__(nn.parallel.DistributedDataParallel)
     optimizer._names.model = parallel
-    with pytest.raises(NotImplementedError, match="process_group=True"):
+    with pytest.raises(NotImplementedError, match="Leave process_group=False out"):
         optimizer.check_microbatch(drop=True)
