@@ -13,7 +13,7 @@ __all__ = ["ScaleRule", "ScaleWatch", "judge"]
 _NO_GROWTH_INTERVALS = 4  # so many growth intervals of good steps without any growth are worth a word
 _LARGEST_SCALE = 2.0**126  # near it float32 ends: a scale that has come that far need not grow
 _SAME_NORMS = 5  # so many scaled norms in a row that are one number: somebody clips them
-_CLIP_LIMITS = (0.0, 101.0)  # what people clip to; a scaled norm is usually far larger
+_CLIP_LIMIT = 101.0  # people clip to less, and to a number of two digits; a scaled norm is usually far larger
 
 
 class ScaleRule(NamedTuple):
@@ -134,8 +134,8 @@ class ScaleWatch:
         norm = report.norm * self.scale
         alike = self.norm > 0 and abs(norm - self.norm) <= 1e-4 * self.norm
         self.same, self.norm = (self.same + 1 if alike else 1), norm
-        low, high = _CLIP_LIMITS
-        if unscaled_before or self.scale < 2 * high or not low < norm < high or self.same < _SAME_NORMS:
+        usual = norm < _CLIP_LIMIT and math.isclose(norm, float(f"{norm:.2g}"), rel_tol=1e-4)
+        if unscaled_before or self.scale < 2 * _CLIP_LIMIT or not usual or self.same < _SAME_NORMS:
             return None
         if not self._first("clipped"):
             return None
