@@ -1,8 +1,9 @@
-"""Two real processes in a gloo group that run the functions of `tests.rank_scenarios` whenever a test asks."""
+"""Real processes in a gloo group that run the functions of a module of scenarios whenever a test asks."""
 
 from __future__ import annotations
 
 import datetime
+import importlib
 import multiprocessing
 import os
 import tempfile
@@ -16,22 +17,24 @@ PATIENCE = 240.0  # seconds: for a machine that is busy with something else
 class Ranks:
     """Starts the processes; `run` has each of them call one function and returns what both returned."""
 
-    def __init__(self, size: int = 2) -> None:
+    def __init__(self, size: int = 2, scenarios: str = "tests.rank_scenarios", patience: float = PATIENCE) -> None:
         context = multiprocessing.get_context("spawn")
         folder = tempfile.mkdtemp()
         pipes = [context.Pipe() for _ in range(size)]
         self._ours = [ours for ours, _ in pipes]
         self._processes = [
-            context.Process(target=_serve, args=(rank, size, os.path.join(folder, "init"), theirs), daemon=True)
+            context.Process(
+                target=_serve, args=(rank, size, os.path.join(folder, "init"), theirs, scenarios, patience), daemon=True
+            )
             for rank, (_, theirs) in enumerate(pipes)
         ]
         for process in self._processes:
             process.start()
 
-    def run(self, scenario: str) -> list[Any]:
-        """What the function called `scenario` returned on each rank, by rank."""
+    def run(self, scenario: str, *arguments: Any) -> list[Any]:
+        """What the function called `scenario` returned on each rank, by rank; it gets the rank and the arguments."""
         for pipe in self._ours:
-            pipe.send(scenario)
+            pipe.send((scenario, arguments))
         answers = []
         for rank, pipe in enumerate(self._ours):
             assert pipe.poll(PATIENCE), f"rank {rank} does not answer {scenario!r}"
@@ -49,19 +52,19 @@ class Ranks:
                 process.kill()
 
 
-def _serve(rank: int, size: int, path: str, pipe: Connection) -> None:
+def _serve(rank: int, size: int, path: str, pipe: Connection, scenarios: str, patience: float) -> None:
     import torch
     import torch.distributed as dist
 
-    from tests import rank_scenarios
-
+    module = importlib.import_module(scenarios)
     torch.set_num_threads(1)
-    patience = datetime.timedelta(seconds=PATIENCE)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size, timeout=patience)
-    while (scenario := pipe.recv()) is not None:
+    limit = datetime.timedelta(seconds=patience)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size, timeout=limit)
+    while (asked := pipe.recv()) is not None:
+        scenario, arguments = asked
         try:
             torch.manual_seed(0)
-            pipe.send((True, getattr(rank_scenarios, scenario)(rank)))
+            pipe.send((True, getattr(module, scenario)(rank, *arguments)))
         except Exception:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
     dist.destroy_process_group()

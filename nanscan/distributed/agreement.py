@@ -24,7 +24,7 @@ from nanscan.distributed.agreed import (
     merged,
     total_norm,
 )
-from nanscan.distributed.holdings import Holding, Own, Plan, plan_of_meshes, plan_of_tables, same_values
+from nanscan.distributed.holdings import Holding, Own, Plan, first_plan, plan_of_meshes, plan_of_tables, same_values
 from nanscan.distributed.repair import zero_shared
 from nanscan.engine.result import EngineScan, Row
 from nanscan.engine.shards import is_dtensor, local_of
@@ -181,7 +181,7 @@ class Agreement:
         """Note what this rank holds, where that has changed."""
         if labels is not self._labels:
             self._own, self._labels = Own(params, labels, self.ranks), labels
-            self._plan = plan_of_meshes(self._own, self.ranks, self.rank)
+            self._plan = first_plan(self._own, self.ranks, self.rank)
 
     def _counted(self, finding: Callable[[], Finding]) -> list[Finding]:
         """Every rank's finding, with norms that count each element once."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from nanscan.engine.shards import box_of, is_dtensor, local_of
 from nanscan.report import Label
 
-__all__ = ["Holding", "Own", "Plan", "plan_of_meshes", "plan_of_tables", "same_values"]
+__all__ = ["Holding", "Own", "Plan", "first_plan", "plan_of_meshes", "plan_of_tables", "same_values"]
 
 _SAMPLES = 16
 _SAME = 1e-3  # replicas drift by rounding only; sketches of other values differ by about their own size
@@ -87,6 +87,13 @@ class Plan:
 
     def __post_init__(self) -> None:
         self.all_counted = all(self.counted)
+
+
+def first_plan(own: Own, ranks: Sequence[int], rank: int) -> Plan:
+    """The plan before a word from the others."""
+    if own.regular:
+        return plan_of_meshes(own, ranks, rank)
+    return plan_of_tables([own.table() if other == rank else [] for other in ranks], ranks.index(rank))
 
 
 def plan_of_meshes(own: Own, ranks: Sequence[int], rank: int) -> Plan:
