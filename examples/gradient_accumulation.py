@@ -1,4 +1,4 @@
-"""Accumulation: one bad micro-batch costs its window. The skip clears the gradients, so the next window starts clean.
+"""Accumulation: a bad micro-batch costs its whole window, or, with `drop=True`, only itself.
 
 Run: python examples/gradient_accumulation.py
 """
@@ -11,26 +11,36 @@ import nanscan
 MICRO_BATCHES = 4  # per optimizer step
 
 
-def main() -> None:
+def train(drop: bool) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.05), model)
     inputs = torch.rand(320, 4)
     inputs[97, 2] = 0.0  # one reading is exactly zero, and the model is fed its logarithm: -inf
     targets = inputs.sum(1, keepdim=True)
+    dropped = 0
 
     for epoch in range(50):
         for window in torch.arange(320).split(8 * MICRO_BATCHES):
             for rows in window.split(8):
                 loss = nn.functional.mse_loss(model(inputs[rows].log()), targets[rows])
                 (loss / MICRO_BATCHES).backward()
+                report = optimizer.check_microbatch(loss, drop=drop)
+                if not report.finite and epoch == 0:
+                    print(f"  rows {rows[0]}..{rows[-1]}: {report.describe()}")
             optimizer.step()
-            if optimizer.step_was_skipped and epoch == 0:
-                print(f"rows {window[0]}..{window[-1]}: {optimizer.last_report.bad[0].describe()}")
+            dropped += len(optimizer.last_report.dropped)
             optimizer.zero_grad()
 
-    weights_finite = nanscan.scan(model).finite
-    print(f"skipped {optimizer.skipped_steps} of 500 steps; loss {loss.item():.4f}; weights finite: {weights_finite}")
+    print(f"  skipped {optimizer.skipped_steps} of 500 steps, dropped {dropped} of 2000 micro-batches;", end=" ")
+    print(f"loss {loss.item():.4f}; weights finite: {nanscan.scan(model).finite}")
+
+
+def main() -> None:
+    print("check_microbatch names it, and the step is skipped:")
+    train(drop=False)
+    print("drop=True gives up only the bad micro-batch:")
+    train(drop=True)
 
 
 if __name__ == "__main__":
