@@ -84,15 +84,20 @@ def diverged(report: StepReport, skips: int, offender: str | None) -> str:
 
 
 def bad_parameters(report: StepReport, eps: Sequence[float]) -> str:
-    """What a check of the parameters found after a step. `eps`: those that float16 can't hold."""
+    """What a check of the parameters found after a step. `eps`: those that are 0, or that float16 can't hold."""
     cause = "finite gradients, non-finite update: " if report.finite else ""
     parts = [f"nanscan: after step {report.step}, {cause}{_listed(report.parameters)}"]
-    parts += [f"eps={value:g} is 0 in float16" for value in eps]
+    parts += [f"eps={value:g} is 0 in float16" if value else "eps=0, so an element can be 0/0" for value in eps]
     return "; ".join(parts) + ". The step can't be undone here; go back to a checkpoint."
 
 
 def lost_eps(name: str, eps: float) -> str:
-    """The warning at `wrap` about an eps that float16 can't hold."""
+    """The warning at `wrap` about an eps that is 0, or that float16 can't hold."""
+    if not eps:
+        return (
+            f"nanscan: eps=0 for '{name}': an update divides 0 by 0 where a gradient is 0, although every gradient is "
+            "finite. Give the optimizer its usual eps; check_params_every=1 finds the damage."
+        )
     return (
         f"nanscan: eps={eps:g} is 0 in float16, the dtype of '{name}': an update may divide by 0 although every "
         "gradient is finite. Give the optimizer eps=1e-4 or larger, float32 parameters, or fused=True, which computes "

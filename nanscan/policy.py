@@ -121,12 +121,17 @@ def clip_factor(norm: float, max_norm: float | None) -> float:
 
 
 def eps_is_lost(group: dict[str, Any], dtype: str) -> bool:
-    """True if an optimizer's group has an `eps` that rounds to 0 in its float16 parameters (or nearly).
+    """True if an optimizer's group has an `eps` of 0, or one that rounds to 0 in its float16 parameters (or nearly).
 
-    A fused optimizer computes in float32, where it does not.
+    A fused optimizer computes in float32, where only 0 is 0.
+
+    >>> eps_is_lost({"eps": 1e-8}, "float16"), eps_is_lost({"eps": 1e-8}, "float32"), eps_is_lost({"eps": 0}, "float32")
+    (True, False, True)
     """
     eps = group.get("eps")
-    return dtype == "float16" and not group.get("fused") and isinstance(eps, float) and eps < FP16_SMALLEST_EPS
+    if not isinstance(eps, (int, float)):
+        return False
+    return eps == 0 or (dtype == "float16" and not group.get("fused") and eps < FP16_SMALLEST_EPS)
 
 
 def _choices() -> str:

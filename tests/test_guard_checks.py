@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import nanscan
+from nanscan import engine
 from nanscan.errors import NonFiniteWarning
 from tests.guarded import INF, NAN, one, step
 
@@ -83,6 +84,27 @@ def test_update_that_makes_nan_of_finite_gradients_is_found_named_and_counted(fo
     assert optimizer.last_report.finite
     assert [row.name for row in optimizer.last_report.parameters] == ["group0.param0"]
     assert (optimizer.bad_parameter_steps, optimizer.skipped_steps) == (1, 0)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaler"])
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adamax])
+def test_eps_of_zero_is_said_at_once_and_its_damage_is_found_by_one_read_of_the_parameters(kind, scaled, monkeypatch):
+    weight = nn.Parameter(torch.ones(3))
+    with pytest.warns(NonFiniteWarning, match="eps=0 for 'p': an update divides 0 by 0"):
+        optimizer = nanscan.wrap(kind([("p", weight)], lr=0.1, eps=0.0), check_params_every=1)
+    reads, real = [], engine.scan
+    monkeypatch.setattr(engine, "scan", lambda tensors, *a: reads.append(list(tensors)) or real(tensors, *a))
+    loss = (weight * torch.tensor([0.0, 1.0, 2.0])).sum()
+    scaler = nanscan.GradScaler("cpu", init_scale=64.0, enabled=scaled)
+    scaler.scale(loss).backward()
+    with pytest.warns(
+        NonFiniteWarning, match="finite gradients, non-finite update: parameter 'p' has 1 NaN.*; eps=0, so"
+    ):
+        scaler.step(optimizer)
+    scaler.update()
+    assert optimizer.bad_parameter_steps == 1
+    assert scaler.get_scale() == (64.0 if scaled else 1.0), "the gradients were finite"
+    assert sum(weight in set(tensors) for tensors in reads) == 1
 
 
 @quiet

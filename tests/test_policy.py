@@ -54,6 +54,8 @@ def test_updated_replaces_only_what_is_not_at_its_default():
         ({"eps": 1e-8}, "bfloat16", False),
         ({"eps": 1e-8, "fused": True}, "float16", False),
         ({"eps": (None, 1e-3)}, "float16", False),
+        ({"eps": 0.0}, "float32", True),
+        ({"eps": 0, "fused": True}, "bfloat16", True),
         ({}, "float16", False),
     ],
 )

@@ -55,7 +55,8 @@ def _kind(optimizer: Any) -> str:
 def _eps(subject: Subject, place: str, group: dict[str, Any]) -> Iterator[Finding]:
     lost = [subject.name_of(p) for p in group["params"] if eps_is_lost(group, dtype_name(p.dtype))]
     if lost:
-        text = f"eps={group['eps']:g} is 0 in float16, the dtype of {listed(lost)}: the update divides by 0"
+        where = f"is 0 in float16, the dtype of {listed(lost)}" if group["eps"] else f"for {listed(lost)}"
+        text = f"eps={group['eps']:g} {where}: the update divides by 0"
         yield found("NS301", place, text)
 
 
