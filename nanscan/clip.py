@@ -11,8 +11,11 @@ from torch import Tensor
 
 from nanscan import engine
 from nanscan.checks import sparse_places
+from nanscan.distributed.gradients import local_grads, local_groups
 from nanscan.engine.result import BadInput, EngineScan
-from nanscan.engine.tensors import unique
+from nanscan.engine.result import norm_of as norm_of_counts
+from nanscan.engine.shards import is_dtensor
+from nanscan.engine.tensors import resolve, unique
 from nanscan.errors import NonFiniteError
 from nanscan.names import label_of
 from nanscan.policy import clip_factor, valid_limit
@@ -30,6 +33,9 @@ def clip_grad_norm_(
 ) -> Tensor:
     """Clip the norm of all gradients together, in place; a drop-in for `torch.nn.utils.clip_grad_norm_`.
 
+    Of DTensors (FSDP2, tensor parallelism) it is the norm over all ranks, each logical element counted once: every rank
+    of their meshes must call it. Meshes may differ, and plain tensors, which count as replicas, may stand beside them.
+
     Where an element is NaN or Inf it leaves the gradients alone (torch turns all of them into NaN or 0). Each tied
     gradient counts and is scaled once; the norm is right for finite elements of any magnitude; sparse gradients are
     taken as their coalesced values; an expanded gradient is replaced by a dense copy before it is scaled.
@@ -45,7 +51,9 @@ def clip_grad_norm_(
     Returns:
         The norm before clipping, NaN or inf if an element is. A 0-dim tensor on the device of the first gradient;
         float64 if a gradient is float64 or complex128, else float32 (a float16 norm would often be inf). Without any
-        gradient: `tensor(0.)`.
+        gradient: `tensor(0.)`. Where all gradients are DTensors on one mesh it is a replicated DTensor, as torch
+        returns it (`norm.item()` and `norm.full_tensor()` work); on several meshes, or beside plain tensors, where
+        torch fails, it is a plain tensor.
 
     Raises:
         ValueError: if `max_norm` is 0, negative or NaN.
@@ -61,6 +69,8 @@ def clip_grad_norm_(
     limit = valid_limit("max_norm", max_norm)
     order = float(norm_type)
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if any(is_dtensor(p) for p in params):
+        return _clip_sharded(params, limit, order, error_if_nonfinite)
     groups = [{"params": params}]
     scan = _scan(groups)
     if scan.finite:
@@ -73,6 +83,29 @@ def clip_grad_norm_(
         if error_if_nonfinite:
             raise _error(scan, params)
     return _as_tensor(norm, [p.grad for p in params if p.grad is not None])
+
+
+def _clip_sharded(params: list[Tensor], limit: float | None, order: float, error_if_nonfinite: bool) -> Tensor:
+    """`clip_grad_norm_` for DTensors: all ranks find the same norm and clip by the same factor."""
+    from nanscan.distributed.clipping import as_torch_returns_it, total_over_meshes
+
+    scan = _scan(local_groups(params))
+    grads = local_grads(params)
+    rows = {row.position: row for row in scan.rows()}
+
+    def norm_of(positions: list[int]) -> float:
+        if order == 2.0:
+            return math.hypot(*[rows[at].finite_norm for at in positions])
+        return _any_norm([resolve(grads[at]) for at in positions], order) if scan.finite else 0.0
+
+    total = total_over_meshes(params, scan, order, norm_of)
+    norm = norm_of_counts(total.norm, total.nan_count, total.inf_count)
+    if total.nan_count or total.inf_count:
+        if error_if_nonfinite:
+            raise _error(scan, params)
+    elif (factor := clip_factor(norm, limit)) != 1.0:
+        engine.scale_grads_(local_groups(params), factor)
+    return as_torch_returns_it(_as_tensor(norm, [grad for grad in grads if grad is not None]), params)
 
 
 def _scan(groups: list[dict[str, Any]]) -> EngineScan:
@@ -112,8 +145,9 @@ def _error(scan: EngineScan, params: Sequence[Tensor]) -> NonFiniteError:
     grads = [p if p.grad is None else p.grad for p in params]
     labels = [label_of(g, (f"parameters[{i}]",), "grad") for i, g in enumerate(grads)]
     report = Report.from_scan(scan, labels, sparse_places(scan, [{"params": params}]))
+    what = "another rank holds a NaN or Inf" if scan.finite else report.describe()
     return NonFiniteError(
-        f"the gradients can't be clipped: {report.describe()}. They are left as they are; with "
+        f"the gradients can't be clipped: {what}. They are left as they are; with "
         "error_if_nonfinite=False the non-finite norm is returned instead.",
         report,
     )

@@ -71,6 +71,7 @@ class GuardedSteps(ClipStep):
         self._norm_bound = sys.float_info.max if policy.fixed_norm is None else policy.fixed_norm - 1e-6
         if self._limits is not None:  # every norm is to be looked at
             self._norm_bound = -1.0
+            self.excluded_from_agc()  # a name that is no parameter's is said now
         self._value_bound = float("inf") if policy.clip_value is None else policy.clip_value
         if self._record.history.size != policy.history:
             self._record.history = self._record.history.resized(policy.history)
@@ -260,7 +261,7 @@ class GuardedSteps(ClipStep):
             self._zero_nonfinite()
             return self.scale_and_clip(scan, scale)
         if scale != 1.0:
-            engine.scale_grads_(self.optimizer.param_groups, 1.0 / scale)
+            engine.scale_grads_(self._grad_groups(), 1.0 / scale)
         return 1.0
 
     def refuse(self, report: StepReport, action: Action, scan: EngineScan, scale: float = 1.0, loss: Any = None) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from nanscan import engine
 from nanscan.checks import bad_buffers, bad_parameters, dense_bad_rows, sparse_places
 from nanscan.distributed import Agreement
 from nanscan.distributed.agreed import AgreedScan
-from nanscan.distributed.gradients import local_grads
+from nanscan.distributed.gradients import local_grads, local_groups
 from nanscan.engine.result import EngineScan
 from nanscan.engine.tensors import flat_params
 from nanscan.names import Names
@@ -78,17 +79,20 @@ class Verdict(torch.optim.Optimizer):
     def _scanned(self, losses: Sequence[Tensor]) -> EngineScan:
         """The scan of this rank's gradients, of sharded parameters of its shards."""
         groups = self.optimizer.param_groups
-        return (
-            engine.scan(local_grads(flat_params(groups)), losses)
-            if self._sharded
-            else engine.scan_grads(groups, losses)
-        )
+        if self._sharded:
+            return engine.scan(local_grads(flat_params(groups)), losses)
+        return engine.scan_grads(groups, losses)
+
+    def _grad_groups(self) -> list[dict[str, Any]]:
+        """The parameter groups for what changes gradients in place."""
+        groups = self.optimizer.param_groups
+        return local_groups(flat_params(groups)) if self._sharded else groups
 
     def _zero_nonfinite(self) -> None:
         groups = self.optimizer.param_groups
         if self._agreement is not None and not self._agreement.equal_gradients:
             self._agreement.zero_nonfinite_grads_(flat_params(groups))
-        engine.zero_nonfinite_grads_(groups)
+        engine.zero_nonfinite_grads_(self._grad_groups())
 
     def _params(self) -> int:
         return sum(len(group["params"]) for group in self.optimizer.param_groups)

@@ -32,7 +32,7 @@ class ClipStep(Verdict):
     _divisor: float  # what the fused optimizer is to divide the gradients by in this step
     _divisor_tensor: Tensor | None
     _step_losses: Sequence[Tensor] = ()  # observed for the present step
-    _excluded: tuple[list[Label], frozenset[int]] | None = None  # from agc, by position
+    _excluded: tuple[list[Label], tuple[str, ...], frozenset[int]] | None = None  # names, options, positions
 
     def look_for_spike(self, scan: EngineScan) -> Spike | None:
         """Begin a step whose gradients are finite: the spike that it is, None if it is none or nobody asked."""
@@ -53,7 +53,7 @@ class ClipStep(Verdict):
 
     def scale_and_clip(self, scan: EngineScan, scale: float = 1.0) -> float:
         """Divide the gradients by `scale`, clamp them to `clip_value`, clip their norm; returns the clip factor."""
-        groups, norm = self.optimizer.param_groups, scan.finite_norm
+        groups, norm = self._grad_groups(), scan.finite_norm
         if scan.inf_norm > self._value_bound:
             engine.scale_grads_(groups, 1.0 / scale, self._value_bound)
             scale = 1.0
@@ -81,11 +81,22 @@ class ClipStep(Verdict):
             return None
         groups = self.optimizer.param_groups
         engine.scale_grads_(groups, 1.0 / scale)
-        labels = self._names.refresh(0, groups)
-        if self._excluded is None or self._excluded[0] is not labels:
-            self._excluded = (labels, excluded_positions(labels, rule.exclude or ()))
         assert rule.ratio is not None and rule.eps is not None
-        return quotient_on_host(clip_units_(groups, rule.ratio, rule.eps, self._excluded[1]))
+        return quotient_on_host(clip_units_(groups, rule.ratio, rule.eps, self.excluded_from_agc()))
+
+    def excluded_from_agc(self) -> frozenset[int]:
+        """The positions of the parameters that are not clipped unit by unit.
+
+        Raises:
+            ValueError: a name in `exclude` is no parameter's.
+        """
+        rule = None if self._limits is None else self._limits.unitwise
+        if rule is None or not rule.exclude:
+            return frozenset()
+        labels = self._names.refresh(0, self.optimizer.param_groups)
+        if self._excluded is None or self._excluded[0] is not labels or self._excluded[1] != rule.exclude:
+            self._excluded = (labels, rule.exclude, excluded_positions(labels, rule.exclude))
+        return self._excluded[2]
 
     def forget_limits(self) -> None:
         """What was noted for the present step does not count: its gradients are not those of a healthy step."""

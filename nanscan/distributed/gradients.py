@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nanscan.engine.shards import dtensor_type, local_of
 
-__all__ = ["local_grads"]
+__all__ = ["local_grads", "local_groups"]
 
 
 def local_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
@@ -29,6 +29,31 @@ def local_grads(params: Sequence[Tensor]) -> list[Tensor | None]:
             grad = local_of(grad)
         grads.append(grad)
     return grads
+
+
+class _Local:
+    """Stands for a DTensor parameter where its gradient's shard is changed in place, or replaced."""
+
+    __slots__ = ("_grad", "_whole")
+
+    def __init__(self, whole: Any, grad: Tensor | None) -> None:
+        self._whole = whole
+        self._grad = grad
+
+    @property
+    def grad(self) -> Tensor | None:
+        return self._grad
+
+    @grad.setter
+    def grad(self, value: Tensor) -> None:
+        self._grad = self._whole.grad._local_tensor = value
+
+
+def local_groups(params: Sequence[Tensor]) -> list[dict[str, Any]]:
+    """What the engine's functions take as parameter groups, with the local shard as the gradient of each DTensor."""
+    kind: Any = dtensor_type()
+    grads = local_grads(params)
+    return [{"params": [_Local(p, g) if isinstance(p, kind) else p for p, g in zip(params, grads, strict=True)]}]
 
 
 @torch.no_grad()
