@@ -109,6 +109,31 @@ def test_three_kinds_of_bad_rows_are_named_and_the_rest_is_learnt() -> None:
     assert number(r"accuracy ([\d.]+)", output) > 0.85
 
 
+def test_the_hugging_face_trainer_loses_one_step_an_epoch_and_learns() -> None:
+    output = run_example("transformers_trainer.py")
+    assert "plain:   weights finite: False" in output
+    assert "skipped: grad of 'transformer.wte.weight (= lm_head.weight)' has 1024 NaN, 0 Inf of 1024" in output
+    assert number(r"skipped (\d+) of 80 steps", output) == 5
+    assert number(r"loss \S+ -> (\S+),", output) < 2.0 < number(r"loss (\S+) ->", output)
+
+
+def test_the_accelerate_loop_and_its_schedule_lose_one_step_an_epoch() -> None:
+    output = run_example("accelerate_loop.py")
+    assert "epoch 0: grad of '0.weight' has 256 NaN, 0 Inf of 256" in output
+    assert number(r"skipped (\d+) of 320 steps", output) == 20
+    assert number(r"mean squared error (\S+)", output) < 0.05
+
+
+def test_lightning_trains_in_half_precision_with_a_fused_optimizer_and_clipping_and_resumes() -> None:
+    output = run_example("lightning_training.py")
+    assert "plain, float32:    accuracy 9.1%, weights finite: False" in output
+    assert "plain, half:       The current optimizer, AdamW, does not allow for gradient clipping" in output
+    assert number(r"callback: accuracy (\S+)%, skipped 16 of 240 steps", output) > 80
+    assert 0 < number(r"clipped (\d+) steps", output) < 240
+    assert output.count("hidden.weight; nan of aten.div in scaled = centred / images.std(1, keepdim=True)") == 2
+    assert "it ends with the same weights: True" in output
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]
