@@ -14,7 +14,9 @@ from nanscan.checks import lost_eps
 from nanscan.clipping import AdaptiveClip
 from nanscan.clipping.state import guard_state, load_guard_state
 from nanscan.distributed import agreement_over
+from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.shards import is_dtensor
+from nanscan.engine.tensors import flat_params
 from nanscan.history import Healthy, History, Record
 from nanscan.log import Log, open_log
 from nanscan.microbatches import Microbatches
@@ -74,6 +76,8 @@ class GuardedOptimizer(Microbatches):
                 "find_origin=True needs the model, whose forward it runs again: "
                 "nanscan.wrap(optimizer, model, find_origin=True)"
             )
+        instead = "leave find_origin out, and put nanscan.trace() around the failing forward and backward"
+        refuse_sharded(flat_params(self.optimizer.param_groups), "find_origin=True", instead)
         from nanscan.origin.recorder import Recorder
 
         if self._recorder is not None:
@@ -95,9 +99,9 @@ class GuardedOptimizer(Microbatches):
     ) -> None:
         """What a second `wrap` changes."""
         self._settle(wait=True)
-        self._set_policy(self.policy.updated(**options))
         if model is not None:
             self._names = Names(model)
+        self._set_policy(self.policy.updated(**options))
         self._record_forwards(find_origin or (model is not None and self._recorder is not None))
         if process_group is not None or (model is not None and self._group_given is None):
             self._agree_over(process_group)
@@ -320,7 +324,8 @@ def wrap(
             after the forward is traced until the next bad step has named the op (200 forwards at most). On CUDA the
             host then decides each step.
         history: how many step reports are kept in `optimizer.history`.
-        log: a path, to which one line of JSON is appended for each step, or a function that gets each `StepReport`.
+        log: a path, to which one line of JSON is appended for each step, a function that gets each `StepReport` (such as
+            `nanscan.integrations.tensorboard.TensorBoardLog`), or a list of these.
         on_spike: what to do about a spike, which comes before most NaNs: a norm, or a loss given to `observe`, more
             than `spike_sigma` standard deviations above its recent history (an exponential mean over about 50 steps;
             of the logarithm, where values are positive; the first 30 steps are not judged). `"warn"` once per run of

@@ -12,7 +12,9 @@ from nanscan import engine
 from nanscan.clipping.agc import clip_units_, excluded_positions, quotient_on_host
 from nanscan.clipping.limits import Limits
 from nanscan.clipping.record import Spike
+from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.result import EngineScan
+from nanscan.engine.tensors import flat_params
 from nanscan.fused import has_step_hooks, step_with, takes_scale
 from nanscan.policy import clip_factor
 from nanscan.report import Label
@@ -80,6 +82,7 @@ class ClipStep(Verdict):
         if rule is None:
             return None
         groups = self.optimizer.param_groups
+        refuse_sharded(flat_params(groups), "AdaptiveClip('agc')", "use 'zclip' or 'autoclip'")
         engine.scale_grads_(groups, 1.0 / scale)
         assert rule.ratio is not None and rule.eps is not None
         return quotient_on_host(clip_units_(groups, rule.ratio, rule.eps, self.excluded_from_agc()))

@@ -72,7 +72,7 @@ def norms_joined(norms: Sequence[float], order: float) -> float:
 
 
 def as_torch_returns_it(norm: Tensor, params: Sequence[Any]) -> Tensor:
-    """A DTensor on the mesh of the gradients where all lie on one, as torch's function returns; else the plain tensor."""
+    """A DTensor on the mesh of the gradients where all lie on one, as torch's function returns; else a plain tensor."""
     having = [param for param in params if param.grad is not None]
     meshes: set[Any] = {param.device_mesh for param in having if is_dtensor(param)}
     if len(meshes) != 1 or not all(map(is_dtensor, having)):

@@ -16,6 +16,7 @@ from torch import nn
 from nanscan import messages
 from nanscan.checkpoint.atomic import remove_leftovers
 from nanscan.checkpoint.save import save
+from nanscan.distributed.refusals import refuse_sharded_parts
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.manager import exits
 from nanscan.manager.apply import apply, report_differences
@@ -168,6 +169,7 @@ class CheckpointManager:
         if not (force or self._schedule.due(step)):
             self._raise_pending()
             return None
+        refuse_sharded_parts("CheckpointManager", model, optimizer, "use torch.distributed.checkpoint")
         parts = checked_parts(model, optimizer, scheduler, scaler, loader, method="state_dict")
         extra = checked_extra(extra)
         if self._metric is not None:
@@ -286,6 +288,7 @@ class CheckpointManager:
         Warns:
             CheckpointWarning: parts that were asked for and are not in the file, or the other way round, by name.
         """
+        refuse_sharded_parts("CheckpointManager", model, optimizer, "use torch.distributed.checkpoint")
         parts = checked_parts(model, optimizer, scheduler, scaler, loader, method="load_state_dict")
         self._writer.wait()
         chosen = choose(self._folder, None if path is None else Path(path), needs_model=model is not None)

@@ -12,10 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanscan.distributed.refusals import refuse_sharded
 from nanscan.origin.modules import storage_key
 from nanscan.rng import rng_state, set_rng_state
 
 __all__ = ["Keeper"]
+
+_INSTEAD = "their memory comes and goes during a step; nanscan.trace() around the failing forward and backward works"
 
 
 class Keeper:
@@ -100,6 +103,8 @@ def _found_in_memory() -> tuple[list[Tensor], list[torch.optim.Optimizer], list[
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, Tensor):
+            if kind not in (Tensor, nn.Parameter):
+                refuse_sharded([thing], "find_origin", _INSTEAD)
             if kind in (Tensor, nn.Parameter) and thing.requires_grad and thing.is_leaf:
                 leaves.append(thing)
         elif issubclass(kind, GuardedOptimizer):

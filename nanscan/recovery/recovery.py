@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from nanscan import messages
 from nanscan.distributed import Agreement
+from nanscan.distributed.refusals import refuse_sharded_parts
 from nanscan.errors import CheckpointError, NonFiniteError
 from nanscan.manager import CheckpointManager
 from nanscan.recovery.arguments import check_model, checked_options, checked_parts, guard_of
@@ -94,6 +95,7 @@ class Recovery:
     ) -> None:
         self._options = checked_options(snapshot_every, patience, lr_backoff, max_rollbacks)
         check_model(model, optimizer)
+        refuse_sharded_parts("Recovery", model, optimizer, "save with torch.distributed.checkpoint and restart from it")
         self._optimizer = optimizer
         self._guard = guard_of(optimizer)
         schedulers = checked_parts(scheduler, scaler, manager)
