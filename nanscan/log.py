@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from nanscan.report import StepReport
 
 __all__ = ["JsonLog", "Log", "open_log"]
 
-Log = str | os.PathLike[str] | Callable[[StepReport], Any]
+One = str | os.PathLike[str] | Callable[[StepReport], Any]
+Log = One | Sequence[One]
 
 
 class JsonLog:
@@ -87,15 +88,42 @@ class JsonLog:
         self.close()
 
 
+class Logs:
+    """Several logs as one: each gets every report, also where another one has raised.
+
+    Args:
+        logs: paths and functions.
+
+    >>> seen = []
+    >>> Logs([seen.append, seen.append])("report"); seen
+    ['report', 'report']
+    """
+
+    def __init__(self, logs: Sequence[One]) -> None:
+        self.logs = [log if callable(log) else JsonLog(log) for log in logs]
+
+    def __call__(self, report: StepReport) -> None:
+        raised: list[Exception] = []
+        for log in self.logs:
+            try:
+                log(report)
+            except Exception as error:
+                raised.append(error)
+        if raised:
+            raise raised[0]
+
+
 def open_log(log: Log | None) -> Callable[[StepReport], Any] | None:
-    """What is called with each step report: None for no log, the function itself, or a `JsonLog` for a path.
+    """What is called with each step report: None for no log, the function itself, a `JsonLog` for a path, or `Logs`.
 
     Raises:
-        TypeError: if it is neither a path nor callable.
+        TypeError: if it is neither a path nor callable, nor a list or tuple of these.
         OSError: if the path can't be written.
     """
     if log is None or callable(log):
         return log
-    if isinstance(log, (str, os.PathLike)):
-        return JsonLog(log)
-    raise TypeError(f"log must be a path or a function of the StepReport, got {log!r}")
+    several: list[Any] = list(log) if isinstance(log, (list, tuple)) else [log]
+    wrong = [one for one in several if not callable(one) and not isinstance(one, (str, os.PathLike))]
+    if wrong:
+        raise TypeError(f"log must be a path or a function of the StepReport, or a list of these, got {wrong[0]!r}")
+    return Logs(several) if isinstance(log, (list, tuple)) else JsonLog(several[0])

@@ -226,7 +226,7 @@ class Microbatches(ShowsInner):
         """Scan the loss and, unless there is no need to, the gradients; on every rank of a process group."""
         groups = self.optimizer.param_groups
         try:
-            scan = engine.scan_grads(groups, losses) if gradients else engine.scan([None] * self._params(), losses)
+            scan = self._scanned(losses) if gradients else engine.scan([None] * self._params(), losses)
         except BadInput as error:
             if self._agreement is not None:
                 self._agreement.give_up(self._params(), self._steps)
@@ -308,7 +308,7 @@ class Microbatches(ShowsInner):
             if window.last_bad is not None and (window.nothing_left or not self._averaged(window)):
                 return self._skip_without_microbatch(*window.last_bad, scale)
             if window.factor != 1.0:
-                engine.scale_grads_(self.optimizer.param_groups, window.factor)
+                engine.scale_grads_(self._grad_groups(), window.factor)
             return self.host_step(kwargs, scale, flagged)
         finally:
             self._window_facts = {}
@@ -355,7 +355,7 @@ class Microbatches(ShowsInner):
         last = self._last
         if not isinstance(last, StepReport) or last.action not in ("raise", "warn"):
             return []
-        return [row.position for row in engine.scan_grads(self.optimizer.param_groups).bad_rows()]
+        return [row.position for row in self._scanned([]).bad_rows()]
 
     def _flat_params(self) -> list[Tensor]:
         return [p for group in self.optimizer.param_groups for p in group["params"]]

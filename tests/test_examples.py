@@ -134,6 +134,14 @@ def test_lightning_trains_in_half_precision_with_a_fused_optimizer_and_clipping_
     assert "it ends with the same weights: True" in output
 
 
+def test_tensorboard_gets_curves_and_the_origin_of_each_bad_step(tmp_path: Path) -> None:
+    output = run_example("tensorboard_log.py", str(tmp_path))
+    assert number(r"skipped (\d+) of 200", output) == 10  # the bad row is in one batch of each of the 10 epochs
+    assert number(r"loss (\S+)\n", output) < 0.1
+    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 200
+    assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]
