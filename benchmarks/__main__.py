@@ -29,6 +29,7 @@ SUITES = (
     "trace",
     "batches",
     "watch",
+    "paddle",
 )
 
 
