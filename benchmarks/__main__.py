@@ -21,6 +21,7 @@ SUITES = (
     "scan",
     "gather",
     "step",
+    "scaler",
     "memory",
     "linearity",
     "snapshot",
