@@ -21,7 +21,7 @@ def bad_buffers(layer: Any) -> tuple[TensorReport, ...]:
 
 def bad_parameters(optimizer: Any, names: Names) -> tuple[TensorReport, ...]:
     """The parameters that hold a NaN or Inf, each followed by those of its accumulators and master weights that do."""
-    params = [p for p in all_params(optimizer) if p._is_initialized()]
+    params = [p for p in all_params(optimizer) if p._is_initialized() and not p.stop_gradient]
     scan = scan_tensors(params)
     if scan.finite:
         return ()

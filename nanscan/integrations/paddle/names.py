@@ -60,10 +60,14 @@ def _names_of(layer: Any) -> dict[int, tuple[str, ...]]:
 
 
 def buffers_of(layer: Any) -> tuple[list[Any], list[Label]]:
-    """The floating-point buffers of a layer, such as BatchNorm's running statistics, and their labels."""
+    """The floating-point buffers of a layer and their labels.
+
+    BatchNorm's running statistics are parameters in Paddle, ones that are not trained: those count too.
+    """
     buffers, labels = [], []
     for prefix, inner in _layers(layer):
-        for name, buffer in inner._buffers.items():
+        untrained = [(name, p) for name, p in inner._parameters.items() if p is not None and p.stop_gradient]
+        for name, buffer in (*inner._buffers.items(), *untrained):
             if buffer is not None and buffer._is_initialized() and (buffer.is_floating_point() or buffer.is_complex()):
                 buffers.append(buffer)
                 labels.append(label_of(buffer, (f"{prefix}.{name}" if prefix else name,), "buffer"))
