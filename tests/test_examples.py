@@ -142,6 +142,14 @@ def test_tensorboard_gets_curves_and_the_origin_of_each_bad_step(tmp_path: Path)
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
+def test_adaptive_clipping_and_skipping_save_a_run_from_one_loud_batch() -> None:
+    output = run_example("adaptive_clipping.py")
+    lost, clipped, skipped = (number(rf"{name}: +accuracy (\S+)%", output) for name in ("clipping", "zclip", "spikes"))
+    assert lost < 60 < 80 < min(clipped, skipped)
+    assert "skip spikes: accuracy" in output and output.count("spikes 1, skipped 1") == 1
+    assert output.count("the norm 1") == 2
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]
