@@ -25,7 +25,7 @@ def is_dtensor(tensor: Any) -> bool:
 def local_of(tensor: Any) -> Tensor:
     """The memory of a DTensor's local shard, without a copy and outside of autograd; waits for one on its way."""
     local: Tensor = tensor._local_tensor
-    return local.wait() if type(local).__name__ == "AsyncCollectiveTensor" else local  # type: ignore[attr-defined, no-any-return]
+    return local.wait() if type(local).__name__ == "AsyncCollectiveTensor" else local  # type: ignore[attr-defined]
 
 
 def box_of(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import warnings
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.profiler import ProfilerActivity, profile
 
 import nanscan
@@ -121,3 +123,201 @@ def same_everywhere(value: Any) -> bool:
     dist.all_gather_object(every, repr(value))
     return len(set(every)) == 1
 
+
+def _sharded(rank: int, values: list[float], grad: list[float], **options: Any) -> tuple[Any, Any]:
+    """One DTensor of all the ranks' parts under a guarded SGD, with a gradient."""
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    weight = nn.Parameter(distribute_tensor(torch.tensor(values), mesh, [Shard(0)]))
+    weight.grad = distribute_tensor(torch.tensor(grad), mesh, [Shard(0)])
+    return weight, nanscan.wrap(torch.optim.SGD([("w", weight)], lr=1.0), **options)
+
+
+def zero_on_shards_and_replicas(rank: int) -> Any:
+    weight, optimizer = _sharded(rank, [1.0] * 5, [1.0, 2.0, 3.0, 4.0, NAN], on_nonfinite="zero", clip_norm=100.0)
+    both = nn.Parameter(distribute_tensor(torch.ones(2), weight.device_mesh, [Replicate()]))
+    both.grad = distribute_tensor(torch.ones(2), weight.device_mesh, [Replicate()])
+    optimizer.add_param_group({"params": [("both", both)]})
+    if rank == 1:
+        both.grad._local_tensor[0] = NAN
+    step_of(optimizer)
+    return _whole(weight).tolist(), _whole(both).tolist(), both._local_tensor.tolist(), optimizer.last_report.nan_count
+
+
+def raise_together(rank: int) -> Any:
+    weight, optimizer = _sharded(rank, [1.0] * 4, [1.0, 2.0, 3.0, NAN], on_nonfinite="raise")
+    return step_of(optimizer), _whole(weight).tolist(), weight.grad is not None
+
+
+def one_decides(rank: int) -> Any:
+    asked: list[str] = []
+
+    def decide(report: nanscan.StepReport) -> str:
+        asked.append(report.describe())
+        return "zero"
+
+    weight, optimizer = _sharded(rank, [1.0] * 4, [1.0, 2.0, 3.0, NAN], on_nonfinite=decide)
+    step_of(optimizer)
+    return asked, _whole(weight).tolist()
+
+
+def one_rank_without_gradients(rank: int) -> Any:
+    weight, optimizer = _sharded(rank, [1.0] * 4, [3.0, 0.0, 0.0, 4.0])
+    weight.grad = weight.grad if rank == 0 else None
+    error = step_of(optimizer)
+    return error, optimizer.last_report.norm
+
+
+def one_rank_can_not_scan(rank: int) -> Any:
+    weight, optimizer = _sharded(rank, [1.0] * 4, [1.0] * 4)
+    if rank == 1:
+        weight.grad._local_tensor.untyped_storage().resize_(0)
+    return step_of(optimizer), weight._local_tensor.tolist()
+
+
+def parameters_go_bad(rank: int) -> Any:
+    weight, optimizer = _sharded(rank, [1.0, 1.0, 1.0, NAN], [1.0] * 4, check_params_every=1, on_nonfinite="raise")
+    error = step_of(optimizer)
+    rows = [(row.name, row.rank, row.first_bad, row.shape) for row in optimizer.last_report.parameters]
+    return error, rows, same_everywhere(rows)
+
+
+def several_bad_tensors(rank: int) -> Any:
+    """Every rank hears of all of them: one collective more, on such steps only."""
+    layout = LAYOUTS["fsdp"](rank, dist.get_world_size())
+    optimizer = nanscan.wrap(layout.inner, layout.model)
+    _loss(layout, 0, 0, 1, NAN).backward()
+    with profile(activities=[ProfilerActivity.CPU]) as spent:
+        step_of(optimizer)
+    report = optimizer.last_report
+    return (
+        collectives(spent),
+        [(row.name, row.rank) for row in report.bad],
+        report.nan_count,
+        same_everywhere(told(report)),
+    )
+
+
+def a_loss_on_one_rank_of_ddp(rank: int) -> Any:
+    layout = LAYOUTS["ddp"](rank, dist.get_world_size())
+    optimizer = nanscan.wrap(layout.inner, layout.model)
+    _loss(layout, 0, 0, 1, 1.0).backward()
+    optimizer.observe(NAN if rank == 1 else 0.5)
+    with profile(activities=[ProfilerActivity.CPU]) as spent:
+        step_of(optimizer)
+    return collectives(spent), optimizer.step_was_skipped, optimizer.last_report.describe()
+
+
+def what_is_automatic(rank: int) -> Any:
+    size = dist.get_world_size()
+    ddp, fsdp, plain = LAYOUTS["ddp"](rank, size), LAYOUTS["fsdp"](rank, size), optimizer(fresh().parameters())
+    beside = nn.Parameter(torch.ones(2))  # trained, but not reduced by DDP
+    mixed = torch.optim.SGD([*ddp.model.parameters(), beside], lr=0.1)
+    found = {
+        "ddp": nanscan.wrap(ddp.inner, ddp.model),
+        "ddp and more": nanscan.wrap(mixed, ddp.model),
+        "ddp off": nanscan.wrap(LAYOUTS["ddp"](rank, size).inner, ddp.model, process_group=False),
+        "fsdp": nanscan.wrap(fsdp.inner),
+        "fsdp off": nanscan.wrap(LAYOUTS["fsdp"](rank, size).inner, process_group=False),
+        "plain": nanscan.wrap(plain),
+    }
+    agreements = {name: guarded._agreement for name, guarded in found.items()}
+    return {name: None if a is None else (a.ranks, a.equal_gradients) for name, a in agreements.items()}
+
+
+def refused(rank: int) -> Any:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    layout = LAYOUTS["fsdp"](rank, dist.get_world_size())
+    optimizer = nanscan.wrap(layout.inner, layout.model)
+    with tempfile.TemporaryDirectory() as folder, nanscan.CheckpointManager(folder) as manager:
+        attempts = {
+            "recovery": lambda: nanscan.Recovery(layout.model, optimizer),
+            "save": lambda: manager.save(0, model=layout.model),
+            "restore": lambda: manager.restore(model=layout.model),
+            "find_origin": lambda: nanscan.find_origin(lambda: None),
+            "wrap find_origin": lambda: nanscan.wrap(layout.inner, layout.model, find_origin=True),
+        }
+        texts = {name: _refusal(attempt) for name, attempt in attempts.items()}
+    flat = FullyShardedDataParallel(fresh(), device_id=torch.device("cpu"))
+    texts["fsdp1"] = _refusal(lambda: nanscan.wrap(optimizer_of(flat), flat))
+    return texts
+
+
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    return optimizer(model.parameters())
+
+
+def _refusal(attempt: Any) -> str:
+    try:
+        attempt()
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
+def scaled(rank: int, name: str, own: bool) -> Any:
+    """A run under a gradient scaler, with a NaN on rank 1 at the second of three steps."""
+    layout = LAYOUTS[name](rank, dist.get_world_size())
+    scaler: Any = (nanscan if own else torch.amp).GradScaler("cpu", init_scale=4.0)
+    guarded = nanscan.wrap(layout.inner, layout.model, clip_norm=0.5)
+    seen = []
+    for step in range(3):
+        guarded.zero_grad()
+        scaler.scale(_loss(layout, step, 0, 1, 1.0)).backward()
+        if step == 1:
+            _plant(_named(layout.model), ("down.weight", (4, 3), None), rank)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            scaler.step(guarded)
+        scaler.update()
+        seen.append((guarded.step_was_skipped, scaler.get_scale(), guarded.last_report.finite_norm))
+    return seen, same_everywhere(seen)
+
+
+def adaptive(rank: int, name: str) -> Any:
+    layout = LAYOUTS[name](rank, dist.get_world_size())
+    clip = nanscan.AdaptiveClip("zclip", warmup=2)
+    guarded = nanscan.wrap(layout.inner, layout.model, clip_norm=clip, on_spike="warn")
+    seen = []
+    for step in range(6):
+        guarded.zero_grad()
+        loss = _loss(layout, step, 0, 1, 5.0 if step == 5 else 1.0)
+        loss.backward()
+        guarded.observe(loss)
+        step_of(guarded)
+        seen.append((guarded.last_report.norm, guarded.last_report.clip_factor))
+    return seen, same_everywhere(seen)
+
+
+def clip_as_torch(rank: int, name: str, order: float) -> Any:
+    """(our norm, torch's or its error, largest difference of the gradients afterwards, type of the norm)."""
+    ours, theirs = (LAYOUTS[name](rank, dist.get_world_size()) for _ in range(2))
+    for layout in (ours, theirs):
+        _loss(layout, 0, 0, 1, 1.0).backward()
+        layout.reduce()
+    norm = nanscan.clip_grad_norm_(ours.model.parameters(), 0.5, order)
+    alone_model = fresh()
+    alone_model.zero_grad()
+    (alone_model(batch(0)).square().mean() * 20.0).backward()
+    wanted = torch.nn.utils.clip_grad_norm_(alone_model.parameters(), 0.5, order)
+    try:
+        other: Any = torch.nn.utils.clip_grad_norm_(theirs.model.parameters(), 0.5, order)
+        other = other.full_tensor() if isinstance(other, DTensor) else other
+        other = float(other)
+    except Exception as error:
+        other = f"{type(error).__name__}: {error}"
+    pairs = zip(_named(ours.model).values(), alone_model.parameters(), strict=True)
+    gap = max(float((_whole(p.grad.redistribute(placements=p.placements) if isinstance(p.grad, DTensor) else p.grad)
+                     - q.grad).abs().max()) for p, q in pairs)  # fmt: skip
+    return float(norm), float(wanted), other, gap, type(norm).__name__
+
+
+def clip_with_a_nan(rank: int) -> Any:
+    weight, _ = _sharded(rank, [1.0] * 4, [3.0, 4.0, 5.0, NAN])
+    before = weight.grad._local_tensor.clone()
+    norm = nanscan.clip_grad_norm_([weight], 1.0)
+    same = torch.equal(weight.grad._local_tensor, before) or rank == 1
+    try:
+        nanscan.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+    except nanscan.NonFiniteError as error:
+        return float(norm), same, str(error)
