@@ -150,6 +150,14 @@ def test_adaptive_clipping_and_skipping_save_a_run_from_one_loud_batch() -> None
     assert output.count("the norm 1") == 2
 
 
+def test_eight_bit_optimizer_loses_one_step_an_epoch_and_keeps_its_state() -> None:
+    output = run_example("eight_bit_optimizer.py")
+    assert "rows 768..831: grad of '0.weight' has 4096 NaN" in output
+    assert number(r"skipped (\d+) of 320", output) == 10
+    assert number(r"loss (\S+)\n", output) < 0.2
+    assert "8192 elements of torch.uint8" in output and "restored bit for bit: True" in output
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]
