@@ -1,7 +1,8 @@
-"""Mixed precision: torch's GradScaler and the guard work together, and a step is unscaled and clipped once.
+"""Mixed precision: nanscan's GradScaler and the guard scan the gradients once, and say whether it was the scale.
 
 The loss scale starts far too high, as it may after a resume. The first fp16 gradients overflow, the scaler halves
-its scale until they fit, and the guard counts and names what was skipped meanwhile.
+its scale until they fit, and the guard counts and names what was skipped meanwhile. `torch.amp.GradScaler` works in
+its place: it checks the gradients once more and says less.
 
 Run: python examples/amp_grad_scaler.py
 """
@@ -17,7 +18,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)
     optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), model, clip_norm=1.0)
-    scaler = torch.amp.GradScaler(device, init_scale=2.0**24)
+    scaler = nanscan.GradScaler(device, init_scale=2.0**24)
     inputs = torch.randn(256, 16, device=device)
     targets = inputs[:, :4].sum(1, keepdim=True)
 
@@ -30,8 +31,8 @@ def main() -> None:
         scaler.step(optimizer)  # unscales, checks, clips the unscaled gradients, steps or skips
         scaler.update()
         if optimizer.step_was_skipped:
-            culprit = optimizer.last_report.bad[0]
-            print(f"step {step}: skipped, {culprit.describe()}; the loss scale is now {scaler.get_scale():g}")
+            report = optimizer.last_report
+            print(f"step {step}: skipped, {report.bad[0].describe()}. {report.scale_note}")
 
     print(
         f"skipped {optimizer.skipped_steps} of 200 steps; loss {loss.item():.4f}; norm {optimizer.last_report.norm:.4f}"

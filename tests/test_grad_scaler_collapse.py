@@ -48,9 +48,7 @@ def test_overflow_says_at_which_scale_and_what_becomes_of_it():
 
 def test_nan_above_min_scale_says_that_the_scale_may_have_made_it():
     weight, optimizer, scaler = setup(scaler={"backoff_factor": 0.25, "hysteresis": 2})
-    with pytest.warns(
-        nanscan.NonFiniteWarning, match="NaN at loss scale 65536: the scale may have made it overflow"
-    ) as w:
+    with pytest.warns(nanscan.NonFiniteWarning, match="NaN at loss scale 65536: the scale may have made it") as w:
         turn(weight, optimizer, scaler, NAN)
     assert "multiplied by 0.25 at 2 such steps in a row" in texts(w)[0]
 

@@ -46,24 +46,22 @@ def judge(report: StepReport, scale: float, rule: ScaleRule) -> str:
     loss = [row for row in report.bad if row.kind == "loss"]
     if not scale > 0 or math.isinf(scale):
         return (
-            f"the loss scale itself is {scale:g}: no gradient can be unscaled; set it anew with "
+            f"the loss scale itself is {scale:.10g}: no gradient can be unscaled; set it anew with "
             "scaler.update(new_scale=65536.0)"
         )
     if loss:
         which = "NaN" if loss[0].nan_count else "Inf"
-        return f"the loss itself is {which}, before any scaling: the scale ({scale:g}) is not the cause"
+        return f"the loss itself is {which}, before any scaling: the scale ({scale:.10g}) is not the cause"
     if not report.bad:
         return ""
+    found = f"{kind} at loss scale {scale:.10g}"
     if scale <= rule.min_scale:
-        return f"{kind} at loss scale {scale:g}, which is min_scale: the scale is not the cause, this is a true {kind}"
-    return f"{kind} at loss scale {scale:g}: {_blame(kind, rule)} {_lowered(rule)}"
-
-
-def _blame(kind: str, rule: ScaleRule) -> str:
+        return f"{found}, which is min_scale: the scale is not the cause, this is a true {kind}"
     if kind == "Inf":
-        return "the scale was too high and"
+        return f"{found}: the scale was too high and {_lowered(rule)}"
     return (
-        f"the scale may have made it overflow (Inf - Inf is NaN; what is left at {rule.min_scale:g} is a true NaN), it"
+        f"{found}: the scale may have made it (Inf - Inf is NaN) and {_lowered(rule)}; what is left at "
+        f"min_scale={rule.min_scale:.10g} is a true NaN"
     )
 
 
@@ -110,8 +108,8 @@ class ScaleWatch:
         if not fell or not self._first("collapse"):
             return None
         return (
-            f"nanscan: the loss scale has collapsed: it fell from {self.run_from:g} to min_scale={rule.min_scale:g} by "
-            f"step {report.step}, and there still is {report.describe()}. So the scale is not the cause: look for a "
+            f"nanscan: the loss scale has collapsed: it fell from {self.run_from:.10g} to "
+            f"min_scale={rule.min_scale:.10g} by step {report.step}, and there still is {report.describe()}. So the scale is not the cause: look for a "
             "true NaN or Inf (a bad batch, a learning rate too high, an operation outside of float16's range; "
             "find_origin=True names the operation). (This is said once.)"
         )
@@ -125,7 +123,7 @@ class ScaleWatch:
         return (
             f"nanscan: the loss scale never grows: {self.good} good steps since it last did, at growth_interval="
             f"{rule.growth_interval}, because gradients overflowed on {self.overflows} occasions meanwhile; it is "
-            f"{self.scale:g} now. Small gradients underflow in float16 where it is low. Look at what overflows "
+            f"{self.scale:.10g} now. Small gradients underflow in float16 where it is low. Look at what overflows "
             "(optimizer.history: reports that are skipped), give a smaller growth_interval, hysteresis=2, or train "
             "in bfloat16. (This is said once.)"
         )
@@ -141,8 +139,8 @@ class ScaleWatch:
             return None
         return (
             f"nanscan: the norm of the *scaled* gradients was {norm:.4g} in each of the last {self.same} steps, so it "
-            f"looks as if they were clipped to that before they were unscaled (by the loss scale, {self.scale:g}): the "
-            "model hardly moves. Leave clip_grad_norm_ out and write nanscan.wrap(optimizer, clip_norm=...), or call "
+            f"looks as if they were clipped to that before they were unscaled (by {self.scale:.10g}): the model hardly "
+            "moves. Leave clip_grad_norm_ out and write nanscan.wrap(optimizer, clip_norm=...), or call "
             "scaler.unscale_(optimizer) before clipping. (This is said once.)"
         )
 
