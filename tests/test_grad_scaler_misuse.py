@@ -147,6 +147,15 @@ def test_options_that_cannot_be_are_refused(options, words):
         nanscan.GradScaler("cpu", **options)
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here CUDA is the right default")
+def test_scaler_for_cuda_where_there_is_none_is_disabled_with_a_warning_at_the_callers_line():
+    with pytest.warns(
+        UserWarning, match=r"CUDA is not available. Disabling. Write nanscan.GradScaler\('cpu'\)"
+    ) as said:
+        scaler = nanscan.GradScaler()
+    assert (scaler.is_enabled(), said[0].filename, len(said)) == (False, __file__, 1)
+
+
 def test_hysteresis_must_be_an_int():
     with pytest.raises(TypeError, match="hysteresis must be an int, got 1.5"):
         nanscan.GradScaler("cpu", hysteresis=1.5)

@@ -108,9 +108,9 @@ class ScaleWatch:
         if not fell or not self._first("collapse"):
             return None
         return (
-            f"nanscan: the loss scale has collapsed: it fell from {self.run_from:.10g} to "
-            f"min_scale={rule.min_scale:.10g} by step {report.step}, and there still is {report.describe()}. So the scale is not the cause: look for a "
-            "true NaN or Inf (a bad batch, a learning rate too high, an operation outside of float16's range; "
+            f"nanscan: the loss scale has collapsed: it fell from {self.run_from:.10g} to min_scale="
+            f"{rule.min_scale:.10g} by step {report.step}, and there still is {report.describe()}. So the scale is not "
+            "the cause: look for a true NaN or Inf (a bad batch, a learning rate too high, an operation outside of float16's range; "
             "find_origin=True names the operation). (This is said once.)"
         )
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import OptState
+from torch.cuda.amp.common import amp_definitely_not_available
 
 from nanscan import messages
 from nanscan.scaling import misuse
@@ -31,6 +32,9 @@ class LossScale(torch.amp.GradScaler):
         min_scale: float = 1.0,
         hysteresis: int = 1,
     ) -> None:
+        if enabled and device == "cuda" and amp_definitely_not_available():  # type: ignore[no-untyped-call]
+            messages.warn(misuse.no_cuda(), UserWarning)
+            enabled = False
         super().__init__(device, init_scale, growth_factor, backoff_factor, growth_interval, enabled)
         if self._enabled:
             misuse.check_options(init_scale, min_scale, hysteresis)

@@ -11,6 +11,7 @@ __all__ = [
     "closure_given",
     "collapsed_state",
     "mended",
+    "no_cuda",
     "no_gradients",
     "no_step",
     "not_scaled",
@@ -90,6 +91,14 @@ def no_gradients() -> str:
     return (
         "nanscan: no gradients: none of the optimizer's parameters has a .grad, so scaler.step() changes nothing and "
         "the loss scale stays. Call scaler.scale(loss).backward() first, and check requires_grad. (This is said once.)"
+    )
+
+
+def no_cuda() -> str:
+    """The warning where the default device is not there."""
+    return (
+        "nanscan.GradScaler is enabled, but CUDA is not available. Disabling. Write nanscan.GradScaler('cpu') for "
+        "float16 on the CPU, or enabled=False"
     )
 
 

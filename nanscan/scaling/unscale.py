@@ -30,11 +30,12 @@ def _with_gradient(optimizer: torch.optim.Optimizer) -> Iterator[tuple[Tensor, T
 
 
 def is_served(optimizer: torch.optim.Optimizer, *, cuda: bool) -> bool:
-    """True if the gradients are plain tensors that the engine checks; False for shards and, unless `cuda`, for CUDA.
+    """True if the gradients are plain tensors, on the CPU or, with `cuda`, on CUDA devices: those the engine checks.
 
-    To unscale on a CUDA device, torch's kernel is the better one: it checks what it has in its registers anyway.
+    To unscale on a device, torch's kernel is the better one: it checks what it has in its registers anyway.
     """
-    return all(type(grad) is Tensor and (cuda or not grad.is_cuda) for _, grad in _with_gradient(optimizer))
+    kinds = ("cpu", "cuda") if cuda else ("cpu",)
+    return all(type(grad) is Tensor and grad.device.type in kinds for _, grad in _with_gradient(optimizer))
 
 
 def check(optimizer: torch.optim.Optimizer, device: torch.device) -> Finding:
