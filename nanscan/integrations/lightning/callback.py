@@ -10,16 +10,14 @@ from nanscan.guard import GuardedOptimizer
 from nanscan.integrations.lightning.clipping import ClipRequests, refuse_two_limits
 from nanscan.integrations.lightning.optimizer import lightning_optimizer
 from nanscan.integrations.lightning.origin import StepRecorder
-from nanscan.integrations.lightning.package import callback_base
+from nanscan.integrations.lightning.package import callback_bases
 from nanscan.integrations.lightning.setup import check_options, check_trainer, is_optimizer, options_for
 from nanscan.rng import rng_state, set_rng_state
 
 __all__ = ["NanScanCallback"]
 
-_Callback: Any = callback_base()
 
-
-class NanScanCallback(_Callback):  # type: ignore[misc]
+class NanScanCallback(*callback_bases()):  # type: ignore[misc]
     """Guards the optimizers of a `Trainer`, in automatic and in manual optimization.
 
     Each step looks at the gradients first; see `nanscan.wrap` for what then happens. Where there is one optimizer, the
@@ -63,6 +61,7 @@ class NanScanCallback(_Callback):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         check_options(options)
+        NanScanCallback.__bases__ = callback_bases()  # the other package may have been imported since
         self.options = options
         self.log_metrics = log_metrics
         self.hold_schedulers = hold_schedulers
