@@ -59,10 +59,14 @@ def test_a_step_scans_once_and_never_calls_torchs_unscaling(make, monkeypatch):
     assert len(scans) == 3
 
 
+@pytest.mark.parametrize("on_device", [False, True])
 @pytest.mark.parametrize("unscale_first", [False, True])
-def test_clip_norm_is_compared_with_the_unscaled_norm_and_applied_once(unscale_first):
+def test_clip_norm_is_compared_with_the_unscaled_norm_and_applied_once(unscale_first, on_device):
     weight = nn.Parameter(torch.tensor([1.0]))
-    optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=1.0), clip_norm=1.0)
+    optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=1.0, fused=on_device), clip_norm=1.0)
+    if on_device:
+        optimizer._deferred = True
+        optimizer._replan()
     scaler = nanscan.GradScaler("cpu", init_scale=1024.0)
     scaler.scale((weight * 0.5).sum()).backward()
     if unscale_first:
@@ -71,7 +75,7 @@ def test_clip_norm_is_compared_with_the_unscaled_norm_and_applied_once(unscale_f
     scaler.step(optimizer)
     scaler.update()
     assert weight.item() == 0.5
-    assert optimizer.last_report.norm == 0.5
+    assert (optimizer.last_report.norm, optimizer.last_report.loss_scale) == (0.5, 1024.0)
 
 
 @quiet

@@ -110,8 +110,8 @@ class ScaleWatch:
         return (
             f"nanscan: the loss scale has collapsed: it fell from {self.run_from:.10g} to min_scale="
             f"{rule.min_scale:.10g} by step {report.step}, and there still is {report.describe()}. So the scale is not "
-            "the cause: look for a true NaN or Inf (a bad batch, a learning rate too high, an operation outside of float16's range; "
-            "find_origin=True names the operation). (This is said once.)"
+            "the cause: look for a true NaN or Inf (a bad batch, a learning rate too high, an operation outside of "
+            "float16's range; find_origin=True names the operation). (This is said once.)"
         )
 
     def _never_grows(self, rule: ScaleRule) -> str | None:
