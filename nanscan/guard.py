@@ -141,11 +141,11 @@ class GuardedOptimizer(Microbatches):
     @property
     def last_report(self) -> StepReport | None:
         """The `StepReport` of the last `step()`, None before the first. On CUDA its fields are waited for when read."""
-        if isinstance(self._last, Healthy):
-            history = self._record.history
-            kept = len(history) and history[-1].step == self._last.step
-            self._last = history[-1] if kept else self._last.report()
-        return self._last
+        last = self._last
+        if not isinstance(last, Healthy):
+            return last
+        history = self._record.history  # nothing is set here: `self` may be Lightning's wrapper, which borrows methods
+        return history[-1] if len(history) and history[-1].step == last.step else last.report()
 
     @property
     def history(self) -> History:
@@ -331,7 +331,7 @@ def wrap(
             of the logarithm, where values are positive; the first 30 steps are not judged). `"warn"` once per run of
             spikes, `"clip"` (the norm is held to that limit), `"skip"` the step, which counts for
             `max_consecutive_skips` too. Ten spikes in a row are a new level: the history begins again. None: spikes
-            are not looked for. Reading the loss waits for a GPU.
+            are not looked for. With it the host decides each step.
         spike_sigma: in standard deviations, > 0.
         process_group: a `torch.distributed.ProcessGroup`, or True (or "default") for the default group: its ranks share
             what they found before any of them acts, so that all skip, raise or step together and clip by the same
