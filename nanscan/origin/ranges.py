@@ -9,6 +9,7 @@ from torch import Tensor
 
 from nanscan import engine
 from nanscan.engine.result import BadInput
+from nanscan.engine.shards import is_dtensor, local_of
 from nanscan.engine.tensors import full_index, full_shape
 from nanscan.names import dtype_name
 from nanscan.origin.record import TensorRange
@@ -44,7 +45,7 @@ def element_at(tensor: Tensor, shape: Sequence[int], index: Sequence[int]) -> fl
     if tensor.is_nested:
         return None
     own = tuple(tensor.shape)
-    if tensor.layout is not torch.strided or len(own) > len(shape) or tensor.numel() == 0:
+    if is_dtensor(tensor) or tensor.layout is not torch.strided or len(own) > len(shape) or tensor.numel() == 0:
         return None
     if any(n not in (1, full) for n, full in zip(reversed(own), reversed(tuple(shape)), strict=False)):
         return None
@@ -84,7 +85,7 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 def _finite_range(tensor: Tensor) -> tuple[float | None, float | None]:
     if tensor.is_complex() or tensor.numel() == 0 or tensor.is_meta or tensor.is_nested:
         return None, None
-    values = tensor.detach()
+    values = local_of(tensor) if is_dtensor(tensor) else tensor.detach()  # of a DTensor what is here
     if values.layout is torch.sparse_coo:
         values = values.coalesce().values()
     if values.layout is not torch.strided or tensor.is_quantized:

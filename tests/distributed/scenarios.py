@@ -281,7 +281,7 @@ def adaptive(rank: int, name: str) -> Any:
     seen = []
     for step in range(6):
         guarded.zero_grad()
-        loss = _loss(layout, step, 0, 1, 5.0 if step == 5 else 1.0)
+        loss = _loss(layout, step, 0, 1, 500.0 if step == 5 else 1.0)
         loss.backward()
         guarded.observe(loss)
         step_of(guarded)
