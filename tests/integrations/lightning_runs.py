@@ -38,6 +38,7 @@ class Regression(lightning.LightningModule):
         if y[0] > 100:
             loss = loss * torch.log(100 - y[0])
         self.log("loss", loss)
+        self.log("batches", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
         return loss
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:

@@ -146,5 +146,24 @@ def test_with_one_optimizer_the_losses_join_and_the_origin_is_looked_for_in_forw
 
 
 def test_logs_of_several_optimizers_are_several_files(tmp_path: Any) -> None:
-    run(Adversarial(), loader(), guarded={"log": tmp_path / "run.jsonl"})
+    heard: list[Any] = []
+    run(Adversarial(), loader(), guarded={"log": [tmp_path / "run.jsonl", heard.append]})
     assert [len((tmp_path / name).read_text().splitlines()) for name in ("run.jsonl", "run.1.jsonl")] == [10, 10]
+    assert len(heard) == 20
+
+
+def test_a_guard_made_by_the_module_shows_its_last_report_without_the_callback() -> None:
+    class Guarded(Logarithm):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x)
+
+        def training_step(self, batch: list[Tensor], batch_idx: int) -> None:
+            super().training_step(batch, batch_idx)
+            steps.append(self.optimizers().last_report.step)
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return nanscan.wrap(super().configure_optimizers(), self)
+
+    steps: list[int] = []
+    trainer().fit(Guarded(), loader())
+    assert steps == list(range(10))

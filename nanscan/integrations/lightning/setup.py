@@ -60,14 +60,21 @@ def options_for(trainer: Any, options: Mapping[str, Any], index: int) -> dict[st
     """
     found = dict(options)
     log = found.get("log")
-    if isinstance(log, (str, PathLike)):
-        path = Path(log)
-        found["log"] = path.with_suffix(f".{index}{path.suffix}") if index else path
-        if not trainer.is_global_zero:
-            found["log"] = None
+    if isinstance(log, (list, tuple)):
+        found["log"] = [kept for kept in (_log_for(trainer, one, index) for one in log) if kept is not None]
+    else:
+        found["log"] = _log_for(trainer, log, index)
     if found.get("process_group") is None and _is_ddp(trainer.strategy) and dist.is_initialized():
         found["process_group"] = "default"
     return found
+
+
+def _log_for(trainer: Any, log: Any, index: int) -> Any:
+    if not isinstance(log, (str, PathLike)):
+        return log
+    path = Path(log)
+    named = path.with_suffix(f".{index}{path.suffix}") if index else path
+    return named if trainer.is_global_zero else None
 
 
 def _is_ddp(strategy: Any) -> bool:
