@@ -32,24 +32,24 @@ def spoilt_trainer(folder: Path, *callbacks: Any, steps: tuple[int, ...] = (2,),
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        {"optim": "sgd", "learning_rate": 0.5},
         {"optim": "adamw_torch_fused", "gradient_accumulation_steps": 2, "max_grad_norm": 0.1},
-        {"bf16": True, "gradient_accumulation_steps": 2},
+        {"bf16": True, "gradient_accumulation_steps": 2, "max_grad_norm": 100.0},  # not reached: the same bits
     ],
-    ids=["defaults", "fused-accumulated", "bf16"],
+    ids=["sgd", "fused-accumulated", "bf16"],
 )
 def test_a_healthy_run_ends_as_without_the_guard_and_logs_the_same_norms(
     tmp_path: Path, options: dict[str, Any]
 ) -> None:
     plain, guarded = trained(tmp_path, **options), trained(tmp_path, NanScanCallback(), **options)
     for name, value in weights(plain.model).items():
-        torch.testing.assert_close(guarded.model.state_dict()[name], value, rtol=1e-3, atol=1e-4, msg=name)
+        torch.testing.assert_close(guarded.model.state_dict()[name], value, rtol=1e-3, atol=1e-3, msg=name)
     assert logged(guarded, "grad_norm") == pytest.approx(logged(plain, "grad_norm"), rel=1e-3)
     assert logged(guarded, "learning_rate") == logged(plain, "learning_rate")
     limit = options.get("max_grad_norm", 1.0)
     expected = [min(1.0, limit / (norm + 1e-6)) for norm in logged(guarded, "grad_norm")]
     assert logged(guarded, "nanscan/clip_factor") == pytest.approx(expected, rel=1e-5)
-    assert len(guarded.optimizer.history) == 6 and min(expected) < 1
+    assert len(guarded.optimizer.history) == 6 and (min(expected) < 1) == (limit < 100)
 
 
 def test_without_clipping_the_weights_are_the_same_bit_for_bit(tmp_path: Path) -> None:
