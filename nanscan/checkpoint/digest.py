@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from operator import attrgetter
 from typing import NamedTuple
 
 import xxhash
@@ -63,6 +64,9 @@ class Region(NamedTuple):
         return f"tensor {self.tensors[0]}" + (f" (and {more} more that share its memory)" if more else "")
 
 
+_start = attrgetter("start")
+
+
 class Seal(NamedTuple):
     """The digests of a file: its regions in order, the digest of what lies between, and where the digests start."""
 
@@ -91,8 +95,7 @@ def add_digests(fd: int, written: DigestingWriter, tensors: Mapping[str, Sequenc
     """
     directory = layout.read_directory(fd, written.size)
     members = layout.members_of(directory)
-    found = (region for member in members for region in _regions(fd, member, written, tensors))
-    regions = tuple(sorted(found, key=lambda region: region.start))
+    regions = tuple(sorted(_regions(fd, members, written, tensors), key=_start))
     seal = Seal(regions, _rest_digest(fd, regions, directory.start), directory.start)
     name = members[0].name.split("/")[0]
     comment = _MARK + b"%016x " % directory.start + b"0" * 32
@@ -104,23 +107,23 @@ def add_digests(fd: int, written: DigestingWriter, tensors: Mapping[str, Sequenc
 
 
 def _regions(
-    fd: int, member: layout.Member, written: DigestingWriter, tensors: Mapping[str, Sequence[str]]
+    fd: int, members: Sequence[layout.Member], written: DigestingWriter, tensors: Mapping[str, Sequence[str]]
 ) -> Iterator[Region]:
-    """The member as one region, a long one as several."""
-    give_way()
-    start = layout.data_start(os.pread(fd, 30, member.header), member.header)
-    folder, _, key = member.name.partition("/")[2].rpartition("/")
-    paths = tuple(tensors.get(key, ())) if folder == "data" else ()
-    for at in range(start, start + member.size, PART) if member.size else (start,):
-        size = min(PART, start + member.size - at)
-        digest = written.digest(at, size) or digest_range(fd, at, size)
-        yield Region(member.name, at, size, digest.hex(), paths)
+    """Each member as one region, a long one as several."""
+    for name, header, length, _ in members:
+        start = layout.data_start(written.tiny(header) or os.pread(fd, 30, header), header)
+        folder, _, key = name.partition("/")[2].rpartition("/")
+        paths = tuple(tensors.get(key, ())) if folder == "data" else ()
+        for at in range(start, start + length, PART) if length > PART else (start,):
+            size = min(PART, start + length - at)
+            digest = written.digest(at, size) or digest_range(fd, at, size)
+            yield Region(name, at, size, digest.hex(), paths)
 
 
 def _dumps(seal: Seal) -> bytes:
     content = {
         "format": FORMAT, "version": 1, "hash": "xxh3_128", "end": seal.end, "rest": seal.rest,
-        "regions": [list(region) for region in seal.regions],
+        "regions": seal.regions,
     }  # fmt: skip
     return json.dumps(content, separators=(",", ":")).encode()
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from nanscan import paddle_objects
+from nanscan import engine, paddle_objects
 from nanscan.checkpoint.tensors import Found
 from nanscan.engine.result import BadInput
 from nanscan.engine.tensors import resolve
@@ -18,6 +18,7 @@ from nanscan.scanning import scan
 __all__ = ["MODES", "check_finite_state"]
 
 MODES: tuple[Any, ...] = (True, False, "nan")
+_PLAIN = frozenset({Tensor, nn.Parameter})
 
 
 def check_finite_state(found: Sequence[Found], path: str, mode: bool | str) -> None:
@@ -31,7 +32,7 @@ def check_finite_state(found: Sequence[Found], path: str, mode: bool | str) -> N
     Raises:
         NonFiniteError: with every bad tensor in ``.report``.
     """
-    if mode is False:
+    if mode is False or _all_finite(found):
         return
     floats = {item.label: item.tensor for item in found if _may_hold_nan(item.tensor)}
     report = _scan(floats)
@@ -47,8 +48,19 @@ def check_finite_state(found: Sequence[Found], path: str, mode: bool | str) -> N
     )
 
 
+def _all_finite(found: Sequence[Found]) -> bool:
+    """True if a scan without names, which most states need no more than, finds nothing bad."""
+    tensors = [item.tensor for item in found]
+    if not all(type(tensor) in _PLAIN for tensor in tensors):
+        return False
+    try:
+        return engine.scan([tensor for tensor in tensors if _may_hold_nan(tensor)]).finite
+    except (BadInput, ValueError):
+        return False
+
+
 def _may_hold_nan(tensor: Tensor) -> bool:
-    if paddle_objects.is_tensor(tensor):
+    if type(tensor) not in _PLAIN and paddle_objects.is_tensor(tensor):
         return paddle_objects.holds_floats(tensor)
     return (tensor.is_floating_point() or tensor.is_complex()) and not tensor.is_meta
 

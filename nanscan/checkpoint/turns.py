@@ -14,12 +14,13 @@ __all__ = ["give_way"]
 _EVERY = 0.002  # seconds
 _PAUSE = 0.00005
 _latest = 0.0
+_now = time.monotonic
 
 
 def give_way() -> None:
     """Pause for a moment if the last pause is a while ago; not in the main thread, which nobody waits for."""
     global _latest
-    now = time.monotonic()
-    if now - _latest > _EVERY and threading.current_thread() is not threading.main_thread():
-        time.sleep(_PAUSE)
-        _latest = time.monotonic()
+    if _now() - _latest > _EVERY:
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(_PAUSE)
+        _latest = _now()

@@ -59,6 +59,10 @@ class DigestingWriter:
             self.failure = self.failure or error
             raise
 
+    def tiny(self, start: int) -> bytes:
+        """The piece that was written there if it was a tiny one, such as a header; else nothing."""
+        return self._tiny.get(start, b"")
+
     def digest(self, start: int, size: int) -> bytes | None:
         """The digest of the bytes that were written there in one piece or part; None if it was otherwise."""
         if len(self._tiny.get(start, b"")) == size > 0:
