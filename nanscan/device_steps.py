@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nanscan import engine
+from nanscan.clipping.on_device import PROBE, Note
 from nanscan.engine.apply import divide_grads_
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.fused import step_with
@@ -18,9 +19,10 @@ from nanscan.policy import clip_factor
 from nanscan.report import Label, ScanSource, StepReport, TensorReport
 from nanscan.scaling.scaled_step import ScaledStep
 
-__all__ = ["DeviceSteps", "Unscaled"]
+__all__ = ["DeviceSteps", "Limiter", "Unscaled"]
 
 MAX_PENDING = 64
+Limiter = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Note]]  # see `DeviceLimiter.divisor`
 
 
 class Unscaled:
@@ -59,6 +61,7 @@ class DeviceSource:
     provides: ClassVar[frozenset[str]] = ScanSource.provides | {
         "skipped",
         "clip_factor",
+        "clip_limit",
         "action",
         "buffers",
         "loss_scale",
@@ -73,11 +76,13 @@ class DeviceSource:
         max_norm: float | None,
         handed: Tensor | None,
         scaled: ScaledStep | None,
+        note: Note | None = None,
     ) -> None:
         self._scan: DeferredScan | None = scan  # until its result is here: it holds memory of the device
         self._labels = labels
         self._params = params
         self._max_norm = max_norm
+        self._note = note  # of limits that follow the run, likewise on its way
         self._handed = handed  # what the gradient scaler gave, on its way to the host; see `_to_host`
         self.scaled = scaled
         self._result: ScanSource | None = None
@@ -92,8 +97,11 @@ class DeviceSource:
             return self._skipped(scan)
         if name == "action":
             return "skip" if self._skipped(scan) else "step"
-        if name == "clip_factor":
+        if name == "clip_factor" and self._note is None:
             return 1.0 if self._skipped(scan) else clip_factor(scan.norm, self._max_norm)
+        if name in ("clip_factor", "clip_limit"):
+            limit, factor = (None, 1.0) if self._note is None or self._skipped(scan) else self._note.get()
+            return factor if name == "clip_factor" else limit
         if name == "loss_scale":
             return self.loss_scale
         if name in ("buffers", "scale_note"):
@@ -114,7 +122,7 @@ class DeviceSource:
 
     def ready(self) -> bool:
         """True once nothing here would wait."""
-        return self._scan is None or self._scan.ready()
+        return (self._scan is None or self._scan.ready()) and (self._note is None or self._note.ready())
 
     @property
     def scale(self) -> float:
@@ -152,25 +160,29 @@ class DeviceSteps:
         make: Callable[[DeviceSource], StepReport],
         labels: Sequence[Label],
         losses: Sequence[Tensor],
-        max_norm: float | None,
+        limit: float | Limiter | None,
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
         scaled: ScaledStep | None = None,
     ) -> Any:
         """Scan, step and clear on the device, without waiting for it; returns what `optimizer.step` returned."""
+        max_norm = PROBE if callable(limit) else limit
         groups = optimizer.param_groups
         handed = _to_host(grad_scale, found_inf, grad_scale if scaled is None else scaled.scale)
         scan = engine.launch_grads(groups, clip_norm=max_norm, extra=losses, grad_scale=grad_scale, found_inf=found_inf)
         if scaled is not None and scaled.gradients:
             scaled.overflow = scan.overflow if losses else scan.found_inf
+        divisor, note = scan.grad_scale, None
+        if callable(limit):
+            divisor, note = limit(divisor, scan.found_inf, grad_scale)
         divides = max_norm is not None or grad_scale is not None
         if divides and not scan.separate:  # the optimizer would divide a shared gradient once for each parameter
-            divide_grads_(groups, scan.grad_scale)
+            divide_grads_(groups, divisor)
             divides = False
-        result = step_with(optimizer, kwargs, scan.grad_scale if divides else None, scan.found_inf)
+        result = step_with(optimizer, kwargs, divisor if divides else None, scan.found_inf)
         engine.clear_grads_if(groups, scan.found_inf)
         params = sum(len(group["params"]) for group in groups)
-        source = DeviceSource(scan, labels, params, max_norm, handed, scaled)
+        source = DeviceSource(scan, labels, params, max_norm, handed, scaled, note)
         self._pending.append((make(source), source))
         return result
 

@@ -16,7 +16,7 @@ from nanscan.checks import bad_buffers, lost_eps
 from nanscan.clipping.clip_step import ClipStep
 from nanscan.clipping.limits import limits_for
 from nanscan.closure import step_with_closure
-from nanscan.device_steps import DeviceSource, DeviceSteps, Unscaled
+from nanscan.device_steps import DeviceSource, DeviceSteps, Limiter, Unscaled
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
 from nanscan.fused import has_step_hooks, one_device, ready_to_skip, takes_scale
@@ -369,7 +369,7 @@ class GuardedSteps(ClipStep):
             return False
         if self._agreement is not None and (self._losses or not self._agreement.equal_gradients):  # it shares
             return False
-        if self._limits is not None:
+        if self._limits is not None and not self._limits.can_defer():
             return False
         if self._window is not None:  # what was dropped of it is known on the host
             return False
@@ -395,8 +395,9 @@ class GuardedSteps(ClipStep):
 
         flag = found_inf if isinstance(found_inf, Tensor) else None
         every = Joined(labels, loss_labels(losses)) if losses else labels
+        norm: float | Limiter | None = self.policy.fixed_norm if self._limits is None else self.limiter(device)
         return self._device_steps.launch(
-            self.optimizer, kwargs, make, every, losses, self.policy.fixed_norm, grad_scale, flag, self.scaled_step
+            self.optimizer, kwargs, make, every, losses, norm, grad_scale, flag, self.scaled_step
         )
 
     def _settle(self, wait: bool = False) -> None:

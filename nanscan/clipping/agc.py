@@ -19,17 +19,22 @@ __all__ = ["clip_units_", "excluded_positions"]
 
 @torch.no_grad()
 def clip_units_(
-    groups: Sequence[dict[str, Any]], ratio: float, eps: float, excluded: frozenset[int] = frozenset()
+    groups: Sequence[dict[str, Any]],
+    ratio: float,
+    eps: float,
+    excluded: frozenset[int] = frozenset(),
+    scale: Tensor | None = None,
 ) -> Tensor | None:
     """Scale down in place every unit's gradient whose norm is above ``ratio * max(norm of the weights, eps)``.
 
     A unit is an index of the first dimension; a vector or scalar is one unit. Of a sparse gradient the rows it holds.
 
     Args:
-        groups: `optimizer.param_groups`; gradients unscaled and finite.
+        groups: `optimizer.param_groups`.
         ratio: see `nanscan.AdaptiveClip`.
         eps: likewise.
         excluded: positions of parameters that are left alone.
+        scale: by which the gradients are too large, 0-dim; None: they are unscaled.
 
     Returns:
         The quotient of the norms of all gradients after and before, 0-dim on the device; None without gradients.
@@ -47,6 +52,8 @@ def clip_units_(
             after.append(before[-1])
             continue
         limits = _unit_norms(weights).clamp_min(eps) * ratio
+        if scale is not None:
+            limits = limits * scale.to(limits)
         factors = torch.where(norms > limits, limits / norms, torch.ones_like(norms))
         entry.values.mul_(factors)
         after.append(torch.linalg.vector_norm(norms * factors))

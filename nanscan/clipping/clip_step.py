@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from nanscan import engine
 from nanscan.clipping.agc import clip_units_, excluded_positions, quotient_on_host
 from nanscan.clipping.limits import Limits
 from nanscan.clipping.record import Spike
+from nanscan.device_steps import Limiter
 from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.result import EngineScan
 from nanscan.engine.tensors import flat_params
@@ -100,6 +102,11 @@ class ClipStep(Verdict):
         if self._excluded is None or self._excluded[0] is not labels or self._excluded[1] != rule.exclude:
             self._excluded = (labels, rule.exclude, excluded_positions(labels, rule.exclude))
         return self._excluded[2]
+
+    def limiter(self, device: torch.device | None) -> Limiter:
+        """What finds the limit of a step that this device decides."""
+        assert self._limits is not None and device is not None
+        return partial(self._limits.on_device(device).divisor, self.optimizer.param_groups, self.excluded_from_agc())
 
     def forget_limits(self) -> None:
         """What was noted for the present step does not count: its gradients are not those of a healthy step."""

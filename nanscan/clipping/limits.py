@@ -6,8 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import torch
+
 from nanscan.clipping.adaptive import AdaptiveClip
 from nanscan.clipping.autoclip import AutoClip
+from nanscan.clipping.on_device import DeviceLimiter
 from nanscan.clipping.record import Spike
 from nanscan.clipping.spikes import SpikeDetector
 from nanscan.clipping.zclip import ZClip
@@ -50,6 +53,7 @@ class Limits:
         self._norm: float | None = None  # of the present step, as `judge` saw it
         self._loss: float | None = None
         self._clipped: float | None = None  # the norm that the rule saw
+        self._on_device: DeviceLimiter | None = None  # holds the newest state while the device decides
 
     @property
     def unitwise(self) -> AdaptiveClip | None:
@@ -67,6 +71,7 @@ class Limits:
             loss: the mean of what was observed; None if nothing was.
         """
         self.forget()
+        self._fetch()
         self._norm, self._loss = norm, loss
         if self.spikes is None:
             return None
@@ -114,11 +119,37 @@ class Limits:
         self._norm = self._loss = self._clipped = None
         self._spike_limit = math.inf
 
+    # ---- the device decides ------------------------------------------------------------------------------------------
+
+    def can_defer(self) -> bool:
+        """True if the device can decide: spikes are the host's."""
+        return self.spikes is None
+
+    def on_device(self, device: torch.device) -> DeviceLimiter:
+        """The same limits as tensors on this device; they remember from now on."""
+        if self._on_device is None or self._on_device.device != device:
+            self._fetch()
+            assert self.policy.adaptive is not None
+            self._on_device = DeviceLimiter(
+                self.policy.adaptive, None if self.rule is None else self.rule.state(), device
+            )
+        return self._on_device
+
+    def _fetch(self) -> None:
+        """Bring what the device remembers back to the host, which goes on from there."""
+        if self._on_device is not None:
+            state, self._on_device = self._on_device.state(), None
+            if self.rule is not None and state is not None:
+                self.rule.load(state)
+
     # ---- state -------------------------------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Plain data and float64 tensors: `clip` and `spikes`, None where there is nothing to remember."""
-        clip = None if self.rule is None else {"rule": self.rule.name, **self.rule.state()}
+        held = None if self._on_device is None else self._on_device.state()
+        clip = None
+        if self.rule is not None:
+            clip = {"rule": self.rule.name, **(self.rule.state() if held is None else held)}
         return {"clip": clip, "spikes": None if self.spikes is None else self.spikes.state()}
 
     def load(self, state: Mapping[str, Any]) -> None:
@@ -139,6 +170,8 @@ class Limits:
             self.rule = rule
         if spikes is not None and self.spikes is not None:
             self.spikes.load(spikes)
+        if clip is not None and rule is not None:
+            self.rule, self._on_device = rule, None
         self.forget()
 
 
