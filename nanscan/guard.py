@@ -333,10 +333,10 @@ def wrap(
             `max_consecutive_skips` too. Ten spikes in a row are a new level: the history begins again. None: spikes
             are not looked for. With it the host decides each step.
         spike_sigma: in standard deviations, > 0.
-        process_group: a `torch.distributed.ProcessGroup`, or True (or "default") for the default group: its ranks share
-            what they found before any of them acts, so that all skip, raise or step together and clip by the same
-            factor. For gradients that are the same on every rank (DDP). None: each process decides for itself (in a
-            second `wrap` False does that: None changes nothing).
+        process_group: whose ranks share what they found before any of them acts, so that all skip, raise or step
+            together and clip by the same factor. None: set up by itself for DTensors (FSDP2, tensor parallel),
+            `ZeroRedundancyOptimizer`, and a `model` in DistributedDataParallel. A `torch.distributed.ProcessGroup`, or
+            True or "default" for the default group: also for other layouts (a pipeline). False: each decides alone.
 
     Returns:
         The guarded optimizer. `step_was_skipped`, `last_report`, `history`, `skipped_steps`, `consecutive_skips` and
@@ -345,7 +345,7 @@ def wrap(
     Raises:
         ValueError: if an option has an invalid value (`clip_norm` or `clip_value` 0, negative or NaN among them).
         TypeError: if `optimizer` is no optimizer, `model` no module, or an option has the wrong type.
-        NotImplementedError: if parameters are sharded (DTensor, FSDP) and `process_group` is given.
+        NotImplementedError: for FSDP1 without `process_group=False`; for DTensors with `find_origin`.
         OSError: if `log` is a path that can't be written.
 
     With a fused optimizer whose parameters are on one CUDA device and `on_nonfinite="skip"`, the device decides and
@@ -354,11 +354,10 @@ def wrap(
     Step hooks, a `clip_value`, a closure that may run several times or a `process_group` bring the decision back to the
     host.
 
-    With a `process_group` every step makes exactly one small collective (an all_gather of a few numbers), also a good
-    one; every rank must call `step()` equally often. Counts in a report are totals over the ranks; its bad rows say
-    their `rank` (of another rank, the first bad tensor). The norm is the largest of any rank's. More is shared only
-    where all ranks know that they have to: what a function given as `on_nonfinite` decides on the group's first rank,
-    which elements are set to 0, what `check_params_every` found, and the norm of gradients that `clip_value` clamped.
+    With several ranks a step makes one small collective (an all_gather of 19 numbers), also a good one, and none where
+    DDP has made the gradients equal (unless a loss was observed); every rank must call `step()` equally often. The norm
+    counts each logical element once; bad rows, the same on every rank, say their `rank` (None: all that hold it) and
+    the index in the whole tensor. docs/distributed.md says what else is shared, on bad steps and at the first.
     Copies and pickles leave the group out, with a warning.
 
     >>> import torch, nanscan

@@ -158,6 +158,45 @@ def test_eight_bit_optimizer_loses_one_step_an_epoch_and_keeps_its_state() -> No
     assert "8192 elements of torch.uint8" in output and "restored bit for bit: True" in output
 
 
+def test_paddle_fine_tuning_ends_in_nan_in_three_ways_unless_it_is_guarded() -> None:
+    output = run_example("paddle_finetune.py")
+    parts = dict(part.split(":\n", 1) for part in re.split(r"^(?=[a-z])", output, flags=re.MULTILINE) if ":\n" in part)
+    assert list(parts) == ["too long", "overflow", "learning rate"]
+    for part in parts.values():
+        plain, guarded = part.splitlines()[:2]
+        assert "weights not finite after step" in plain and number(r"accuracy (\S+)%", plain) < 60
+        assert "not finite" not in guarded and number(r"accuracy (\S+)%", guarded) > 75
+    assert "skipped 4 of 150 steps; step 20: grad of 'words.weight' has " in parts["too long"]
+    assert "skipped 4 of 150 steps; step 20: grad of 'words.weight' has " in parts["overflow"]
+
+
+def torchrun_example(name: str) -> str:
+    """The output of one script started in two processes, by the line that it gives."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, str(EXAMPLES / name)], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_processes_of_ddp_skip_together_and_say_whose_loss_it_was() -> None:
+    assert "skipped 20 of 100" in run_example("ddp_training.py")
+    output = torchrun_example("ddp_training.py")
+    assert "step 4 skipped on all ranks; the loss was NaN on rank 1" in output
+    assert number(r"2 processes, skipped (\d+) of 100", output) == 20 and number(r"loss (\d\S+)", output) < 0.1
+    assert "weights equal on all ranks: True" in output
+
+
+def test_shards_are_judged_as_one_model() -> None:
+    assert "norm over 321 elements" in run_example("fsdp2_training.py")
+    output = torchrun_example("fsdp2_training.py")
+    what = "step 10 skipped, grad of '0.weight' on rank 1 has 1 NaN, 0 Inf of 256 (first at [31, 3])"
+    assert f"rank 0: {what}" in output and f"rank 1: {what}" in output and "norm over 321 elements" in output
+    assert number(r"2 processes, skipped (\d+) of 100", output) == 1 and number(r"loss (\d\S+)", output) < 0.1
+
+
 def test_every_example_has_a_test() -> None:
     here = Path(__file__).read_text()
     missing = [path.name for path in EXAMPLES.glob("*.py") if f'run_example("{path.name}"' not in here]
@@ -166,4 +205,4 @@ def test_every_example_has_a_test() -> None:
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_example_says_how_to_run_it(path: Path) -> None:
-    assert f"Run: python examples/{path.name}" in path.read_text()
+    assert re.search(rf"Run: .*\bexamples/{path.name}", path.read_text())

@@ -1,0 +1,81 @@
+"""Where torch's `clip_grad_norm_` works, fails or is wrong, next to nanscan's: the table of docs/distributed.md.
+
+Run: python tools/distributed_table.py            prints it
+     python tools/distributed_table.py --write    puts it into the page, between its two marks
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.distributed.layouts import FOUR_ONLY, LAYOUTS  # noqa: E402
+from tests.ranks import Ranks  # noqa: E402
+
+PAGE = ROOT / "docs" / "distributed.md"
+BEGIN, END = "<!-- table of tools/distributed_table.py -->", "<!-- end of the table -->"
+ROWS = {
+    "ddp": "DDP",
+    "fsdp": "`fully_shard`, uneven and empty shards",
+    "hybrid": "`fully_shard` on a mesh of replicas × shards",
+    "tensor_parallel": "tensor parallel, plain tensors beside it",
+    "sequence_parallel": "sequence parallel: partial gradients, plain tensors beside them",
+    "mixed": "`fully_shard` on some modules, the others plain",
+    "two_dimensions": "tensor parallel × `fully_shard`: two meshes",
+    "part_mesh": "tensor parallel over a part of the mesh, plain replicas along the rest",
+}
+
+
+def judged(value: object, wanted: float) -> str:
+    """works, wrong (with the number) or fails (with the beginning of the message)."""
+    if isinstance(value, str):
+        kind, _, text = value.partition(": ")
+        short = (
+            "mixed torch.Tensor and DTensor"
+            if "got mixed" in text
+            else "different meshes"
+            if "mesh" in text
+            else text[:50]
+        )
+        return f"fails: {kind}, {short}"
+    assert isinstance(value, float)
+    right = math.isclose(value, wanted, rel_tol=1e-6)
+    return "works" if right else f"wrong: {value:.4f} instead of {wanted:.4f}"
+
+
+def table() -> str:
+    """The Markdown table, made by running every layout."""
+    worlds = {size: Ranks(size, "tests.distributed.scenarios") for size in (2, 4)}
+    lines = [
+        "| layout | processes | `torch.nn.utils.clip_grad_norm_` | `nanscan.clip_grad_norm_` |",
+        "|---|---|---|---|",
+    ]
+    for name, words in ROWS.items():
+        assert name in LAYOUTS
+        size = 4 if name in FOUR_ONLY else 2
+        ours, wanted, theirs, gap, _ = worlds[size].run("clip_as_torch", name, 2.0)[0]
+        own = judged(ours, wanted) if gap < 1e-6 else f"wrong gradients: off by {gap:.2g}"
+        lines.append(f"| {words} | {size} | {judged(theirs, wanted)} | {own} |")
+    for ranks in worlds.values():
+        ranks.close()
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Print or write the table."""
+    text = table()
+    if "--write" not in sys.argv:
+        print(text)
+        return
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
