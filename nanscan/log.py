@@ -125,5 +125,5 @@ def open_log(log: Log | None) -> Callable[[StepReport], Any] | None:
     several: list[Any] = list(log) if isinstance(log, (list, tuple)) else [log]
     wrong = [one for one in several if not callable(one) and not isinstance(one, (str, os.PathLike))]
     if wrong:
-        raise TypeError(f"log must be a path or a function of the StepReport, or a list of these, got {wrong[0]!r}")
+        raise TypeError(f"log must be a path or a function of the StepReport, got {wrong[0]!r}; give several as a list")
     return Logs(several) if isinstance(log, (list, tuple)) else JsonLog(several[0])

@@ -166,7 +166,7 @@ def test_several_logs_each_get_every_report_also_when_one_raises(tmp_path: Path)
         train(model, optimizer, [1.0])
     assert seen == [0] and len((tmp_path / "run.jsonl").read_text().splitlines()) == 1
     assert optimizer.last_report is not None and len(optimizer.history) == 1
-    with pytest.raises(TypeError, match="a path or a function of the StepReport, or a list of these, got 3"):
+    with pytest.raises(TypeError, match="a path or a function of the StepReport, got 3; give several as a list"):
         setup([tmp_path / "other.jsonl", 3])
     assert not (tmp_path / "other.jsonl").exists()
 
