@@ -12,6 +12,7 @@
 
 #include "dlpack_abi.h"
 #include "layout.h"
+#include "python_types.h"
 #include "scan_cpu.h"
 
 namespace nanscan {
@@ -20,20 +21,6 @@ namespace nanscan {
 struct Unserved : std::runtime_error {
   using std::runtime_error::runtime_error;
 };
-
-// Teaches the engine an exact tensor type. `strided` is the framework's marker of ordinary layout (torch.strided) or
-// None. `dense` names a method that must answer True before the table may be asked about a tensor (Paddle's does not
-// look itself); empty: there is none. A type that is known already stays as it is.
-void register_tensor_type(pybind11::type type, pybind11::object strided, const std::string& dense);
-
-// Reads a tensor through its table. False: not served (no Python error is left set).
-bool read_view(PyObject* object, dlpack::Tensor* view);
-
-// False: not an element type of this engine.
-bool find_dtype(const dlpack::DataType& type, DType* out);
-
-// Start of the process's heap: an address below it is no allocation but the offset of a view into freed storage.
-uintptr_t lowest_allocation();
 
 // The unique tensors on one device, in order of position.
 struct DeviceGroup {
@@ -106,9 +93,6 @@ class Gathered {
   int32_t position_ = 0;
   bool extra_ = false;
 };
-
-// The current stream of a device as the framework sees it (dlpack current_work_stream).
-void* current_stream(const dlpack::Device& device);
 
 // The memory of one tensor; false: not on the host, of a dtype unknown here, or not served by a table.
 bool host_tensor(pybind11::handle tensor, dlpack::Tensor* view, DType* dtype, int64_t* count);
