@@ -21,11 +21,12 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
+import nanscan
 from nanscan.integrations.paddle import wrap
 
 WORDS, POSITIONS, WIDTH, HEADS = 40, 32, 32, 4
 GOOD, BUT = 1, 2
-STEPS = {"too long": 150, "overflow": 150, "learning rate": 250}
+STEPS = {"too long": 120, "overflow": 120, "learning rate": 200}
 BATCH = 32
 
 
@@ -111,24 +112,27 @@ def optimizer_for(trouble: str, model: nn.Layer, guarded: bool):
 
 
 def train(trouble: str, guarded: bool) -> tuple[float, float, str]:
-    """The accuracy on new texts, the last loss, and what was skipped."""
+    """The accuracy on new texts, the last loss, and what happened."""
     paddle.seed(0)
     rng = np.random.default_rng(0)
     model = Bert(half=trouble == "overflow")
     optimizer = optimizer_for(trouble, model, guarded)
     first = ""
-    for ids, counts, labels in batches(trouble, rng):
+    for step, (ids, counts, labels) in enumerate(batches(trouble, rng)):
         loss = F.cross_entropy(model(ids, counts), labels)
         loss.backward()
         optimizer.step()
         if guarded and optimizer.step_was_skipped and not first:
             first = f"; step {optimizer.last_report.step}: {optimizer.last_report.bad[0].describe()}"
         optimizer.clear_grad()
+        if not nanscan.scan(model).finite:
+            first = f", weights not finite after step {step}"  # and for good: no later step can mend them
+            break
     ids, counts, labels = texts(np.random.default_rng(1), 500)
     with paddle.no_grad():
         right = model(paddle.to_tensor(ids), paddle.to_tensor(counts)).argmax(1).numpy() == labels
-    skipped = f", skipped {optimizer.skipped_steps} of {STEPS[trouble]} steps{first}" if guarded else ""
-    return float(right.mean()), float(loss), skipped
+    skipped = f", skipped {optimizer.skipped_steps} of {STEPS[trouble]} steps" if guarded else ""
+    return float(right.mean()), float(loss), skipped + first
 
 
 def main() -> None:
