@@ -263,3 +263,16 @@ def test_hysteresis_and_min_scale_follow_the_rule(hysteresis, min_scale):
         scales.append(scaler.get_scale())
     assert scales == reference_scale(overflows, 64.0, **options)
     assert min(scales) >= min_scale
+
+
+def test_first_step_skip_of_bare_fused_sgd_with_momentum_starts_from_zeros_not_from_garbage():
+    weight = nn.Parameter(torch.ones(1 << 12))
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.9, fused=True)
+    scaler = nanscan.GradScaler("cpu", init_scale=4.0)
+    torch.full((1 << 12,), 1e30)  # what uninitialised memory may hold
+    for factor in (INF, 0.5):
+        optimizer.zero_grad()
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert weight.unique().tolist() == [0.5]

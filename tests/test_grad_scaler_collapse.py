@@ -171,3 +171,20 @@ def test_log_has_the_loss_scale_and_what_it_means():
         (32768.0, ""),
     ]
     assert nanscan.StepReport.from_dict(lines[0].to_dict()) == lines[0]
+
+
+def test_of_two_optimizers_the_one_that_overflows_is_told_that_the_scale_never_grows():
+    healthy, failing = (nn.Parameter(torch.ones(2)) for _ in range(2))
+    optimizers = [nanscan.wrap(torch.optim.SGD([p], lr=1e-3)) for p in (healthy, failing)]
+    scaler = nanscan.GradScaler("cpu", growth_interval=5)
+    generator = torch.Generator().manual_seed(0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for step in range(60):
+            factors = torch.randn(2, generator=generator)
+            scaler.scale((healthy * factors).sum() + (failing * (INF if step % 4 == 3 else factors)).sum()).backward()
+            for optimizer in optimizers:
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+            scaler.update()
+    assert len([text for text in texts(caught) if "never grows" in text]) == 1
