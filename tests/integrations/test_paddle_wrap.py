@@ -429,6 +429,9 @@ def test_wrong_arguments_are_refused_at_wrap(arguments, kind, words):
     optimizer = optimizer or paddle.optimizer.SGD(0.1, parameters=make_net().parameters())
     with pytest.raises(kind, match=words):
         wrap(optimizer, layer, **options)
+    if options:
+        with pytest.raises(kind, match=words):
+            wrap(wrap(optimizer), layer, **options)
 
 
 @pytest.mark.parametrize("norm_type", [2.0, 1.0, INF])

@@ -218,10 +218,10 @@ def wrap(
         "check_params_every": check_params_every,
         "history": history,
     }
-    if isinstance(optimizer, GuardedOptimizer):
-        optimizer._update(layer, log, options)
-        return optimizer
     policy = Policy(**options)
     if policy.adaptive is not None:
         raise TypeError("clip_norm must be a number with Paddle: AdaptiveClip works with nanscan.wrap only")
+    if isinstance(optimizer, GuardedOptimizer):
+        optimizer._update(layer, log, options)
+        return optimizer
     return GuardedOptimizer(optimizer, layer, policy, log)
