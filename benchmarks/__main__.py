@@ -31,6 +31,7 @@ SUITES = (
     "batches",
     "watch",
     "paddle",
+    "distributed",
 )
 
 
