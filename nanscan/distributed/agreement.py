@@ -115,8 +115,6 @@ class Agreement:
 
     def give_up(self, params: int, step: int) -> None:
         """Tell the others that this rank can't scan its gradients and is about to raise: they must not wait for it."""
-        if self.equal_gradients:  # they do not
-            return
         with contextlib.suppress(RuntimeError):  # what is about to be raised says more
             self._gathered(self._blank(_GRADS, step)._replace(flags=FAILED))
 
