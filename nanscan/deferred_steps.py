@@ -13,7 +13,7 @@ from nanscan.device_steps import DeviceSource, DeviceSteps, Limiter
 from nanscan.engine.result import EngineScan
 from nanscan.fused import has_step_hooks, one_device, ready_to_skip, takes_scale
 from nanscan.history import Healthy
-from nanscan.losses import loss_labels
+from nanscan.losses import loss_labels, told_losses
 from nanscan.names import Joined
 from nanscan.report import StepReport
 from nanscan.scaling.scaled_step import ScaledStep
@@ -68,10 +68,11 @@ class DeferredSteps(ClipStep):
         labels = self._names.latest
         losses, self._losses = self._losses, []
         device = one_device(self.optimizer.param_groups)
+        told = told_losses(losses)
         losses = [loss.to(device, non_blocking=True) for loss in losses]
 
         def make(source: DeviceSource) -> StepReport:
-            source.settle = lambda: self._settle(wait=True)
+            source.settle, source.losses = lambda: self._settle(wait=True), told
             report = self._last = StepReport.from_source(source, step=self._steps, time=time.time())
             self._steps += 1
             return report

@@ -15,6 +15,7 @@ from nanscan.clipping.on_device import PROBE, Note
 from nanscan.engine.apply import divide_grads_
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.fused import step_with
+from nanscan.losses import mean_loss
 from nanscan.policy import clip_factor
 from nanscan.report import Label, ScanSource, StepReport, TensorReport
 from nanscan.scaling.scaled_step import ScaledStep
@@ -64,6 +65,7 @@ class DeviceSource:
         "clip_limit",
         "action",
         "buffers",
+        "loss",
         "loss_scale",
         "scale_note",
     }
@@ -88,6 +90,7 @@ class DeviceSource:
         self._result: ScanSource | None = None
         self.settle: Callable[[], None] | None = None
         self.buffers: tuple[TensorReport, ...] = ()
+        self.losses: list[Tensor] = []  # on their way to the host since before the scan
         self.scale_note = ""
 
     def field(self, name: str) -> Any:
@@ -104,6 +107,8 @@ class DeviceSource:
             return factor if name == "clip_factor" else limit
         if name == "loss_scale":
             return self.loss_scale
+        if name == "loss":
+            return mean_loss(self.losses)
         if name in ("buffers", "scale_note"):
             if self.settle is not None:
                 self.settle()

@@ -18,11 +18,12 @@ from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import flat_params
 from nanscan.history import Healthy, History, Record
-from nanscan.log import Log, open_log
+from nanscan.log import Log, describe_run, open_log
 from nanscan.microbatches import Microbatches
 from nanscan.names import Names
 from nanscan.policy import OnNonfinite, OnSpike, Policy
 from nanscan.report import StepReport
+from nanscan.reporting.settings import settings
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
@@ -58,6 +59,7 @@ class GuardedOptimizer(Microbatches):
 
     def _listen(self, log: Log | None) -> None:
         self._record.listener = open_log(log)
+        describe_run(self._record.listener, settings(self.optimizer, self.policy))
         self._replan()
 
     def _agree_over(self, process_group: Any) -> None:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
+import time
+import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from nanscan.errors import NonFiniteWarning
-from nanscan.report import StepReport
+from nanscan.report import StepReport, strict
+from nanscan.reporting.facts import Rhythm, layer_norms, run_facts
 
-__all__ = ["JsonLog", "Log", "open_log"]
+__all__ = ["JsonLog", "Log", "note", "open_log"]
 
 One = str | os.PathLike[str] | Callable[[StepReport], Any]
 Log = One | Sequence[One]
@@ -23,8 +27,15 @@ class JsonLog:
     Each line is one `write` to a file opened for appending, so that `tail -f` and a second process never see half a
     line. A forked or unpickled copy opens the file again. A disk that refuses a line costs one warning, not the run.
 
+    Beside the fields of the report a line has `run_id`, the first one of each process `run` (versions, engine, devices,
+    parameters, settings), and some have `layer_norms` (layer -> gradient norm): each of the first 256, then ever fewer,
+    at most 1/128 of the run apart, and those of spikes. Other lines have a `kind`; see docs/reports.md.
+
     Args:
         path: the file; missing folders are made, an existing file is continued.
+
+    Attributes:
+        settings: what the `run` of the first line says of the guard's options.
 
     >>> import tempfile, os
     >>> path = os.path.join(tempfile.mkdtemp(), "run.jsonl")
@@ -39,10 +50,42 @@ class JsonLog:
         self._fd: int | None = None
         self._pid = 0
         self._warned = False
+        self._begin()
         self._open()  # a path that can't be written is the caller's mistake: now, not at step 5,000
 
     def __call__(self, report: StepReport) -> None:
-        line = (report.to_json(tensors=False) + "\n").encode()
+        more = {"run_id": self._run_id, **self._more(report)}
+        self._append(report.to_json(tensors=False)[:-1] + ", " + json.dumps(strict(more), allow_nan=False)[1:])
+
+    def note(self, kind: str, facts: dict[str, Any]) -> None:
+        """Append a line that is no step: a checkpoint, a rollback, ranges.
+
+        Args:
+            kind: which of these it is.
+            facts: plain data.
+        """
+        line = {"kind": kind, "time": time.time(), "run_id": self._run_id, **facts}
+        self._append(json.dumps(strict(line), allow_nan=False, default=str))
+
+    def _begin(self) -> None:
+        self._run_id = uuid.uuid4().hex[:8]
+        self._told = False
+        self._steps = 0
+        self.settings: dict[str, Any] = {}
+
+    def _more(self, report: StepReport) -> dict[str, Any]:
+        """What this line says beside its report."""
+        more: dict[str, Any] = {}
+        if not self._told:
+            self._told = True
+            more["run"] = run_facts(report, self.settings)
+        if Rhythm.due(self._steps) or report.spike is not None:
+            more["layer_norms"] = layer_norms(report.tensors)
+        self._steps += 1
+        return more
+
+    def _append(self, text: str) -> None:
+        line = (text + "\n").encode()
         try:
             if self._fd is None or self._pid != os.getpid():
                 self._open()
@@ -79,6 +122,7 @@ class JsonLog:
         return {"path": self.path, "_fd": None, "_pid": 0, "_warned": self._warned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        self._begin()
         self.__dict__.update(state)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> JsonLog:
@@ -127,3 +171,33 @@ def open_log(log: Log | None) -> Callable[[StepReport], Any] | None:
     if wrong:
         raise TypeError(f"log must be a path or a function of the StepReport, got {wrong[0]!r}; give several as a list")
     return Logs(several) if isinstance(log, (list, tuple)) else JsonLog(several[0])
+
+
+def describe_run(log: Callable[[StepReport], Any] | None, settings: dict[str, Any]) -> None:
+    """Let the first line of each JSON log say how the run was set up.
+
+    Args:
+        log: what `open_log` returned.
+        settings: plain data.
+    """
+    for one in json_logs(log):
+        one.settings = settings
+
+
+def json_logs(log: Any) -> list[JsonLog]:
+    """The JSON logs among what `open_log` returned."""
+    several = log.logs if isinstance(log, Logs) else [log]
+    return [one for one in several if isinstance(one, JsonLog)]
+
+
+def note(optimizer: Any, kind: str, facts: dict[str, Any]) -> None:
+    """Append a line to the JSON logs of a guarded optimizer; nothing happens with any other object.
+
+    Args:
+        optimizer: a `GuardedOptimizer`, or something else.
+        kind: `"checkpoint"` or `"rollback"`.
+        facts: plain data.
+    """
+    record = vars(optimizer).get("_record") if hasattr(optimizer, "__dict__") else None
+    for log in json_logs(getattr(record, "listener", None)):
+        log.note(kind, facts)

@@ -202,7 +202,7 @@ class Report:
             tensors: False leaves the table of all tensors out (the bad ones stay).
         """
         names = [name for name in self.__dataclass_fields__ if tensors or name != "tensors"]
-        return json.dumps({name: _strict(_plain(getattr(self, name))) for name in names}, allow_nan=False)
+        return json.dumps({name: strict(_plain(getattr(self, name))) for name in names}, allow_nan=False)
 
     @classmethod
     def from_dict(cls: type[_R], data: Mapping[str, Any]) -> _R:
@@ -245,6 +245,7 @@ class StepReport(Report):
             limit of its own (agc): the norm of all gradients after clipping by that before.
         clip_limit: the norm that was allowed, where it follows the run (`AdaptiveClip`, `on_spike="clip"`); else None.
         spike: the `Spike` that this step was, where `on_spike` looks for them; None if it was none.
+        loss: what was given to `observe` for this step, of several the mean; None if nothing was.
         skipped: True if the optimizer did not step.
         action: `"step"`, `"skip"`, `"raise"`, `"zero"` or `"warn"`.
         time: when, in seconds since the epoch.
@@ -266,6 +267,7 @@ class StepReport(Report):
     clip_factor: float = field(default_factory=lambda: 1.0)
     clip_limit: float | None = field(default_factory=lambda: None)
     spike: Spike | None = field(default_factory=lambda: None)
+    loss: float | None = field(default_factory=lambda: None)
     skipped: bool = field(default_factory=lambda: False)
     action: str = field(default_factory=lambda: "step")
     buffers: tuple[TensorReport, ...] = field(default_factory=tuple)
@@ -356,12 +358,13 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _strict(value: Any) -> Any:
+def strict(value: Any) -> Any:
+    """`value` for strict JSON: a float that is not finite becomes the string "NaN", "Infinity" or "-Infinity"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, dict):
-        return {key: _strict(item) for key, item in value.items()}
-    return [_strict(item) for item in value] if isinstance(value, list) else value
+        return {key: strict(item) for key, item in value.items()}
+    return [strict(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def _parse(name: str, value: Any) -> Any:
@@ -371,7 +374,7 @@ def _parse(name: str, value: Any) -> Any:
         return Origin.from_dict(value)
     if name == "spike":
         return None if value is None else Spike.from_dict(value)
-    if name == "clip_limit":
+    if name in ("clip_limit", "loss"):
         return None if value is None else float(value)
     if name == "dropped" and isinstance(value, Sequence):
         return tuple(value)

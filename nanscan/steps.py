@@ -20,7 +20,7 @@ from nanscan.device_steps import DeviceSteps, Unscaled
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
 from nanscan.history import Healthy, Record, repeat_offender
-from nanscan.losses import as_loss, loss_labels
+from nanscan.losses import as_loss, loss_labels, mean_loss
 from nanscan.names import Joined, Names
 from nanscan.policy import Action, Policy
 from nanscan.report import Label, StepReport
@@ -48,6 +48,7 @@ class GuardedSteps(DeferredSteps):
         self._last: StepReport | Healthy | None = None
         self._hinted = False
         self._losses: list[Tensor] = []
+        self._reported_losses: list[Tensor] = []  # of the present step, for its report
         self._divisor = 1.0
         self._divisor_tensor: Tensor | None = None
         self._device_steps = DeviceSteps()
@@ -238,7 +239,7 @@ class GuardedSteps(DeferredSteps):
             if self._agreement is not None and (losses or not self._agreement.equal_gradients):
                 self._agreement.give_up(self._params(), self._steps)
             raise (self._explained(error) if isinstance(error, BadInput) else error) from None
-        self._step_losses = losses
+        self._step_losses = self._reported_losses = losses
         labels = self._names.labels(scan.signature, groups)
         return scan, Joined(labels, loss_labels(losses)) if losses else labels
 
@@ -246,6 +247,8 @@ class GuardedSteps(DeferredSteps):
         """The report of the present step, whose number it takes."""
         if self.scaled_step is not None:
             known["loss_scale"] = float(self.scaled_step.scale)
+        if self._reported_losses:
+            known["loss"] = mean_loss(self._reported_losses)
         report = StepReport.from_scan(scan, labels, self._places(scan), step=self._steps, time=time.time(), **known)
         if self._window_facts:
             vars(report).update(self._window_facts)

@@ -1,0 +1,100 @@
+"""What a log holds beside the steps: the environment of the run, and now and then the norm of each layer."""
+
+from __future__ import annotations
+
+import math
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nanscan._version import __version__
+from nanscan.reporting.layers import coarser, layer_of
+
+if TYPE_CHECKING:
+    from nanscan.report import StepReport, TensorReport
+
+__all__ = ["Rhythm", "layer_norms", "run_facts"]
+
+MAX_LAYERS = 256
+PACKAGES = ("torch", "numpy", "paddle", "lightning", "transformers", "accelerate")
+ENGINE = ("engine", "why", "instruction_set", "threads", "cuda")
+MAX_PARAMETERS = 2000
+COLUMNS = 256  # the first so many steps are noted one by one; then each distance is at most 1/128 of the way
+
+
+class Rhythm:
+    """When something that takes room is written: often at first, then ever more rarely, without knowing the end.
+
+    >>> rhythm = Rhythm()
+    >>> due = [step for step in range(100_000) if rhythm.due(step)]
+    >>> due[:3], due[-1] - due[-2], len(due)
+    ([0, 1, 2], 512, 1348)
+    """
+
+    @staticmethod
+    def due(step: int) -> bool:
+        """True if step number `step`, from 0, is one of those."""
+        return step % (1 << (step // COLUMNS).bit_length()) == 0
+
+
+def layer_norms(rows: Sequence[TensorReport]) -> dict[str, float]:
+    """Layer -> the 2-norm of its gradients, 4 digits; NaN or inf where it holds a NaN or Inf. At most 256 layers."""
+    squares: dict[str, float] = {}
+    rows = [row for row in rows if row.kind == "grad"]
+    groups = coarser(list(dict.fromkeys(layer_of(row.name) for row in rows)), MAX_LAYERS)
+    for row in rows:
+        layer = groups[layer_of(row.name)]
+        squares[layer] = math.hypot(squares.get(layer, 0.0), row.norm)
+    bad = {groups[layer_of(row.name)] for row in rows if row.nan_count}  # hypot(inf, nan) is inf
+    return {layer: math.nan if layer in bad else float(f"{norm:.4g}") for layer, norm in squares.items()}
+
+
+def run_facts(report: StepReport, settings: dict[str, Any]) -> dict[str, Any]:
+    """Versions, engine, devices and parameters: what makes a log readable a year later.
+
+    Args:
+        report: of the first step, with its table.
+        settings: what the guard was told.
+    """
+    rows = [row for row in report.tensors if row.kind == "grad"]
+    return {
+        "nanscan": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "packages": {name: _version(name) for name in PACKAGES if _loaded(name)},
+        "devices": sorted({row.device for row in rows}),
+        "gpus": _gpus(),
+        "engine": _engine(),
+        "program": os.path.basename(sys.argv[0]) if sys.argv else "",
+        "process": os.getpid(),
+        "settings": settings,
+        "numel": report.numel,
+        "tensors": len(rows),
+        "parameters": [[row.name, list(row.shape), row.dtype] for row in rows[:MAX_PARAMETERS]],
+    }
+
+
+def _loaded(name: str) -> bool:
+    return name in sys.modules  # nothing is imported for a log
+
+
+def _version(name: str) -> str:
+    return str(getattr(sys.modules[name], "__version__", "?"))
+
+
+def _gpus() -> list[str]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return []
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
+def _engine() -> dict[str, Any]:
+    if not _loaded("torch"):
+        return {}
+    from nanscan.engine.info import engine_info
+
+    info = engine_info().to_dict()
+    return {name: info[name] for name in ENGINE if name in info}
