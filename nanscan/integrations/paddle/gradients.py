@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
+
+import paddle
 
 from nanscan.integrations.paddle.tensors import merged_rows
 
@@ -43,7 +47,7 @@ def is_grouped(optimizer: Any) -> bool:
 def all_params(optimizer: Any) -> list[Any]:
     """Every parameter of a Paddle optimizer, in order."""
     if is_grouped(optimizer):
-        return [param for group in optimizer._param_groups for param in group["params"]]
+        return list(chain.from_iterable(group["params"] for group in optimizer._param_groups))
     return list(optimizer._param_groups or ())
 
 
@@ -55,21 +59,29 @@ def gather(optimizer: Any, parameters: Iterable[Any] | None = None) -> Gradients
         parameters: those of one step only (an argument of `minimize`); None: the optimizer's.
     """
     params = all_params(optimizer) if parameters is None else list(parameters)
-    trained = {id(p): p for p in params if not p.stop_gradient}.values()
-    clipped = [p for p in trained if getattr(p, "need_clip", True)]
-    free = [p for p in trained if not getattr(p, "need_clip", True)] if len(clipped) < len(trained) else []
-    read = _gradient if is_grouped(optimizer) else _main_gradient
-    return Gradients([*clipped, *free], [read(p) for p in (*clipped, *free)], len(clipped))
+    # Every step comes here with every parameter: what is asked of each one is asked by `map`, not by the interpreter.
+    trained = params
+    if len(set(map(id, params))) < len(params) or any(map(_is_frozen, params)):
+        trained = list({id(p): p for p in params if not p.stop_gradient}.values())
+    clipped = len(trained)
+    if not all(map(getattr, trained, repeat("need_clip"), repeat(True))):
+        free = [p for p in trained if not getattr(p, "need_clip", True)]
+        trained = [p for p in trained if getattr(p, "need_clip", True)] + free
+        clipped -= len(free)
+    grads = list(map(_gradient, trained))
+    return Gradients(trained, grads if is_grouped(optimizer) else _main_gradients(trained, grads), clipped)
 
 
-def _gradient(param: Any) -> Any:
-    return param._grad_ivar()
+_is_frozen = attrgetter("stop_gradient")
+_gradient = paddle.Tensor._grad_ivar
 
 
-def _main_gradient(param: Any) -> Any:
-    """The float32 gradient that mixed-precision utilities keep beside a float16 parameter, where there is one."""
-    main = getattr(param, "main_grad", None)
-    return param._grad_ivar() if main is None else main
+def _main_gradients(params: list[Any], grads: list[Any]) -> list[Any]:
+    """The float32 gradients that mixed-precision utilities keep beside float16 parameters, where there are some."""
+    if not any(map(hasattr, params, repeat("main_grad"))):
+        return grads
+    mains = [getattr(p, "main_grad", None) for p in params]
+    return [grad if main is None else main for main, grad in zip(mains, grads, strict=True)]
 
 
 def writable(params: Sequence[Any], grads: Sequence[Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from operator import is_not
 from typing import Any
 
 import paddle
@@ -30,7 +31,7 @@ class Names:
     def labels(self, gradients: Gradients) -> list[Label]:
         """The labels of the gradients, one for each parameter."""
         params = gradients.params
-        if len(params) != len(self._params) or any(a is not b for a, b in zip(params, self._params, strict=True)):
+        if len(params) != len(self._params) or any(map(is_not, params, self._params)):
             self._labels = self._build(gradients)
             self._params = params
         return self._labels
