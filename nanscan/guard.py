@@ -18,6 +18,7 @@ from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import flat_params
 from nanscan.history import Healthy, History, Record
+from nanscan.inner_attributes import give_attributes
 from nanscan.log import Log, describe_run, open_log
 from nanscan.microbatches import Microbatches
 from nanscan.names import Names
@@ -37,9 +38,10 @@ class GuardedOptimizer(Microbatches):
     does not know come from there too. Hooks are the inner one's: a step hook runs once for each real step, never for
     a skipped one, and is handed the inner optimizer. `state_dict()` is the inner one's, unchanged.
 
-    It can be pickled and deep-copied: counters, options, the history without its per-tensor tables and the parameters'
-    names go along; the model does not (unless `copy.deepcopy` copies it in the same call) and a log given as a path is
-    opened again. `nanscan.wrap(optimizer, model)` gives it a model once more.
+    It can be pickled and deep-copied: counters, options, the history without its per-tensor tables, the parameters'
+    names and the inner optimizer's own attributes go along, as far as they can be pickled; the model does not (unless
+    `copy.deepcopy` copies it in the same call) and a log given as a path is opened again. `nanscan.wrap(copy, model)`
+    gives it a model once more.
     """
 
     def __init__(
@@ -249,14 +251,13 @@ class GuardedOptimizer(Microbatches):
         if self._agreement is not None:
             messages.warn(messages.group_left_out(), UserWarning)
         record = self._record
-        log = getattr(record.listener, "path", None) or record.listener
-        names = self._names.known(self.optimizer.param_groups)
         return {
             "optimizer": self.optimizer,
+            "attributes": self.carried_attributes(),
             "policy": self.policy,
             "record": record,
-            "names": names,
-            "log": log,
+            "names": self._names.known(self.optimizer.param_groups),
+            "log": getattr(record.listener, "path", None) or record.listener,
             "limits": guard_state(self),
         }
 
@@ -264,6 +265,7 @@ class GuardedOptimizer(Microbatches):
         if "policy" not in state:  # torch's own methods hand over a plain optimizer's state
             self.optimizer.__setstate__(state)
             return
+        give_attributes(state["optimizer"], state.get("attributes", {}))
         names = Names(state.get("model"), state["names"])
         super().__init__(state["optimizer"], names, state["record"], state["policy"])
         if self._limits is not None and "limits" in state:
@@ -326,8 +328,9 @@ def wrap(
             after the forward is traced until the next bad step has named the op (200 forwards at most). On CUDA the
             host then decides each step.
         history: how many step reports are kept in `optimizer.history`.
-        log: a path, to which one line of JSON is appended for each step, a function that gets each `StepReport` (such as
-            `nanscan.integrations.tensorboard.TensorBoardLog`), or a list of these.
+        log: a path, to which one line of JSON is appended for each step, a function that gets each `StepReport` (such
+            as `nanscan.integrations.tensorboard.TensorBoardLog`), or a list of these. What a function raises, `step`
+            raises, after all else is done.
         on_spike: what to do about a spike, which comes before most NaNs: a norm, or a loss given to `observe`, more
             than `spike_sigma` standard deviations above its recent history (an exponential mean over about 50 steps;
             of the logarithm, where values are positive; the first 30 steps are not judged). `"warn"` once per run of

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -310,3 +313,17 @@ def test_zero_and_warn_go_on_in_the_middle_of_lbfgs(action):
         assert torch.isfinite(mine).all()
     assert guarded.skipped_steps == 0
     assert guarded.last_report.action == action
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))], ids=["deep", "pickle"]
+)
+def test_copy_of_lbfgs_goes_on_although_torch_leaves_its_list_of_parameters_out(copied):
+    mine, guarded, closure = rosenbrock(LBFGS[0])
+    guarded.step(closure)
+    weight, other = copied((mine, guarded))
+    assert other.step(Rosenbrock(other, weight)) == guarded.step(closure)
+    assert whole_state([weight], other) == whole_state([mine], guarded)
+    assert other._numel_cache == 2
+    (problem,) = nanscan.find_unpicklable(other.optimizer)
+    assert problem.severity == "loss" and "_params, _numel_cache would not be saved" in problem.reason

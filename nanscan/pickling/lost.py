@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from nanscan.inner_attributes import own_attributes as dropped_by_torch
 from nanscan.pickling.parts import NEW, Saved, own_attributes
 from nanscan.pickling.trust import own_hook
 
@@ -20,13 +21,19 @@ _KEEP = (
 )
 
 
-def lost_with(value: Any, whole: Saved) -> tuple[str, str] | None:
-    """(reason, fix) if an object's own reducer leaves its attributes or its weights out."""
+def lost_with(value: Any, whole: Saved, holder: Any = None) -> tuple[str, str] | None:
+    """(reason, fix) if an object's own reducer leaves its attributes or its weights out.
+
+    Args:
+        value: the object.
+        whole: what its reducer answers.
+        holder: the object that it is a part of, if any: a guard saves attributes of the optimizer in it.
+    """
     kind = type(value)
     if issubclass(kind, nn.Module):
         return _lost_weights(value, kind, whole)
     if issubclass(kind, torch.optim.Optimizer):
-        return _lost_hooks(value, whole)
+        return _lost_hooks(value, whole) or _lost_options(value, whole, holder)
     if whole.state or whole.items is not None or whole.pairs is not None:
         return None
     attributes = [name for name in own_attributes(value) if not name.startswith("__")]
@@ -58,6 +65,22 @@ def _lost_hooks(optimizer: Any, whole: Saved) -> tuple[str, str] | None:
     return (
         f"{sum(hooks.values())} hook(s) of this optimizer, registered in {', '.join(hooks)}, would not be saved",
         "register them again after loading",
+    )
+
+
+def _lost_options(optimizer: Any, whole: Saved, holder: Any) -> tuple[str, str] | None:
+    kept = set(whole.state) if issubclass(type(whole.state), dict) else set()
+    if hasattr(type(holder), "carried_attributes") and own_attributes(holder).get("optimizer") is optimizer:
+        kept |= holder.carried_attributes().keys()
+    names = [name for name in dropped_by_torch(optimizer) if name not in kept]
+    if not names:
+        return None
+    shown = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    return (
+        f"torch.optim.Optimizer pickles defaults, state and param_groups only: {shown} would not be saved, and a copy "
+        "may fail at its first step",
+        "save optimizer.state_dict() and load it into a new optimizer, or pickle the guarded one "
+        "(nanscan.wrap(optimizer)), which takes along what can be pickled",
     )
 
 

@@ -222,7 +222,7 @@ class Walk:
         if kind not in _PLAIN_DICTS and self._ask_weights_only(place):
             return
         refusal = restore.refuses_to_load(value, whole)
-        loss = lost.lost_with(value, whole)
+        loss = lost.lost_with(value, whole, None if place.parent is None else place.parent.value)
         if refusal:
             self._report(place, *refusal)
         elif loss:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -138,24 +139,39 @@ def test_checkpoint_and_state_dict_go_on_bit_for_bit(kind: Kind, tmp_path: Path)
     assert plain.steps(3).whole() == run.whole()
 
 
-@pytest.mark.parametrize("name", ["schedulefree AdamW", "schedulefree closure", "prodigyopt"])
-def test_copies_train_on_alone_and_nothing_in_them_is_unpicklable(name: str) -> None:
-    run = Run(KINDS[name]).steps(3)
-    assert nanscan.find_unpicklable(run.optimizer) == []
-    twin = copy.copy(run)
-    twin.model, twin.optimizer = pickle.loads(pickle.dumps((run.model, run.optimizer)))
-    assert twin.whole() == run.whole()
-    before = run.whole()
-    twin.step(bad=True)
-    twin.steps(2)
-    assert run.whole() == before
-    assert twin.whole() == run.steps(2).whole()
+@every_kind
+def test_copies_train_on_alone_with_all_their_options(kind: Kind) -> None:
+    run = Run(kind).steps(3)
+    for copied in (copy.deepcopy, lambda pair: pickle.loads(pickle.dumps(pair))):
+        twin = copy.copy(run)
+        twin.model, twin.optimizer = copied((run.model, run.optimizer))  # type: ignore[no-untyped-call]
+        assert twin.whole() == run.whole()
+        before = run.whole()
+        twin.step(bad=True)
+        twin.steps(2)
+        assert run.whole() == before
+        assert twin.whole() == run.steps(2).whole()
+
+
+@pytest.mark.parametrize("name", ["bitsandbytes AdamW8bit", "lion-pytorch", "schedulefree closure", "prodigyopt"])
+def test_nothing_in_a_guarded_optimizer_is_lost_or_unpicklable(name: str) -> None:
+    assert nanscan.find_unpicklable(Run(KINDS[name]).steps(1).optimizer) == []
 
 
 @every_kind
 def test_state_dict_is_all_picklable(kind: Kind) -> None:
     run = Run(kind).steps(2)
     assert nanscan.find_unpicklable(run.optimizer.state_dict()) == []
+
+
+def test_bare_optimizer_whose_options_torch_does_not_pickle_is_said_to_lose_them() -> None:
+    bare = Run(KINDS["lion-pytorch"], guarded=False).optimizer
+    (problem,) = nanscan.find_unpicklable({"opt": bare}, name="ckpt")
+    assert (problem.path, problem.severity) == ('ckpt["opt"]', "loss")
+    assert "_init_lr, decoupled_wd, update_fn would not be saved" in problem.reason and "state_dict" in problem.fix
+    bare.lock = threading.Lock()
+    (problem,) = nanscan.find_unpicklable(nanscan.wrap(bare))
+    assert problem.severity == "loss" and "only: lock would not be saved" in problem.reason
 
 
 def test_schedule_free_weights_change_over_for_evaluation_and_come_back() -> None:
