@@ -1,15 +1,14 @@
 """Accelerate: guarded optimizers inside of its `AcceleratedOptimizer`, whose `step_was_skipped` then says the truth.
 
 Importing this module (which `Accelerator.prepare` of a guarded optimizer and `nanscan.wrap` of a prepared one do by
-themselves) changes three methods of Accelerate, for accelerators with a guarded optimizer only:
-`AcceleratedOptimizer.__init__` makes a `PreparedOptimizer`, `Accelerator.clip_grad_norm_` no longer destroys gradients
-that hold a NaN, and `Accelerator.backward` shows the guard the loss where that was asked for.
+themselves) changes four methods of Accelerate, for accelerators with a guarded optimizer only:
+`AcceleratedOptimizer.__init__` makes a `PreparedOptimizer`, `Accelerator.clip_grad_norm_` and `clip_grad_value_` leave
+gradients alone that hold a NaN or Inf, and `Accelerator.backward` shows the guard the loss where that was asked for.
 """
 
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,9 @@ from torch import Tensor, nn
 
 import nanscan
 from nanscan import messages
+from nanscan.errors import NonFiniteError
 from nanscan.guard import GuardedOptimizer
+from nanscan.integrations.late_norm import LateNorm
 from nanscan.integrations.versions import require
 
 messages.point_past(require("accelerate", "1.1", "2", extra="accelerate"))
@@ -52,6 +53,8 @@ def prepare(accelerator: Accelerator, *objects: Any, observe_loss: bool = True, 
 
     Raises:
         NotImplementedError: DeepSpeed or Megatron-LM, whose engines step by themselves.
+        ValueError: options are given, but no optimizer that they could be for.
+        TypeError: `accelerator` is none.
         ValueError, TypeError: as `nanscan.wrap`.
 
     >>> import torch, accelerate
@@ -65,8 +68,13 @@ def prepare(accelerator: Accelerator, *objects: Any, observe_loss: bool = True, 
     >>> optimizer.step_was_skipped, accelerator.optimizer_step_was_skipped, optimizer.last_report.bad[0].name
     (True, True, 'weight')
     """
+    if not isinstance(accelerator, Accelerator):
+        raise TypeError(f"accelerator must be an accelerate.Accelerator, got {type(accelerator).__name__}")
     _refuse(accelerator.distributed_type)
+    if options and not any(isinstance(item, torch.optim.Optimizer) for item in objects):
+        raise ValueError(f"{', '.join(options)} given, but no optimizer among the objects to prepare: give it here too")
     models = [item for item in objects if isinstance(item, nn.Module)]
+    models = models or [accelerator.unwrap_model(model) for model in accelerator._models]
     options.setdefault("process_group", group_of(accelerator.state))
     prepared = accelerator.prepare(*objects)
     optimizers = [item for item in _several(prepared) if isinstance(item, torch.optim.Optimizer)]
@@ -100,6 +108,17 @@ class PreparedOptimizer(AcceleratedOptimizer, GuardedOptimizer):  # type: ignore
             setattr(guard, name, value)
         else:
             super().__setattr__(name, value)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """As Accelerate's. Where the guard raises, the scaler's step is ended: a loop that catches it can go on."""
+        try:
+            super().step(closure)
+        except NonFiniteError:
+            if self.scaler is not None:
+                self.scaler.update()
+                self.optimizer.step = self._optimizer_original_step_method  # type: ignore[method-assign]
+                self._accelerate_step_called = False
+            raise
 
     __deepcopy__ = None  # type: ignore[assignment]  # the state is copied as Accelerate says, not as the guard does
 
@@ -188,55 +207,44 @@ def keep_guard_state(accelerator: Accelerator, optimizers: Iterable[Any]) -> Non
 
     Args:
         accelerator: the accelerator that saves.
-        optimizers: its guarded optimizers; the order counts.
+        optimizers: its guarded optimizers; the order counts. Called again, it adds to those that it was given before
+            (but for those that `accelerator.free_memory` has dropped).
     """
-    guards = [optimizer for optimizer in optimizers if isinstance(optimizer, GuardedOptimizer)]
+    kept: list[Any] = vars(accelerator).setdefault("_nanscan_guards", [])
+    hooked = bool(kept)
+    present = accelerator._optimizers  # `free_memory` has dropped the others
+    kept[:] = [guard for guard in kept if not isinstance(guard, PreparedOptimizer) or _is_in(guard, present)]
+    for optimizer in optimizers:
+        if isinstance(optimizer, GuardedOptimizer) and not _is_in(optimizer, kept):
+            kept.append(optimizer)
+    if kept and not hooked:
+        accelerator.register_save_state_pre_hook(functools.partial(_save_guards, accelerator))
+        accelerator.register_load_state_pre_hook(functools.partial(_load_guards, accelerator))
 
-    def save(models: Any, weights: Any, folder: str) -> None:
-        if accelerator.is_main_process:
-            states = [guard.guard_state_dict() for guard in guards]
-            nanscan.save({"guards": states}, Path(folder) / GUARD_FILE, check_finite=False)
 
-    def load(models: Any, folder: str) -> None:
-        path = os.path.join(folder, GUARD_FILE)
-        if os.path.exists(path):
-            for guard, state in zip(guards, nanscan.load(path)["guards"], strict=True):
-                guard.load_guard_state_dict(state)
+def _is_in(item: Any, items: Iterable[Any]) -> bool:
+    return any(item is other for other in items)
 
-    accelerator.register_save_state_pre_hook(save)
-    accelerator.register_load_state_pre_hook(load)
+
+def _save_guards(accelerator: Any, models: Any, weights: Any, folder: str) -> None:
+    if accelerator.is_main_process:
+        states = [guard.guard_state_dict() for guard in accelerator._nanscan_guards]
+        nanscan.save({"guards": states}, Path(folder) / GUARD_FILE, check_finite=False)
+
+
+def _load_guards(accelerator: Any, models: Any, folder: str) -> None:
+    path, guards = Path(folder) / GUARD_FILE, accelerator._nanscan_guards
+    states = nanscan.load(path)["guards"] if path.exists() else []
+    if states and len(states) != len(guards):
+        raise ValueError(
+            f"{path} holds the state of {len(states)} guarded optimizers, and this accelerator has {len(guards)}: "
+            "prepare the same ones in the same order, or remove the file to begin with fresh counters"
+        )
+    for guard, state in zip(guards, states, strict=False):
+        guard.load_guard_state_dict(state)
 
 
 # ---- what Accelerate learns ------------------------------------------------------------------------------------------
-
-
-class LateNorm(Tensor):
-    """A 0-dim tensor: the norm of the gradients before clipping, as the guard finds it in the step that follows.
-
-    Whatever is done with it reads the norm then; before the step it costs a scan.
-    """
-
-    _made: Callable[[], Tensor]
-
-    @classmethod
-    def of(cls, accelerator: Accelerator, optimizer: PreparedOptimizer, parameters: Iterable[Tensor]) -> LateNorm:
-        """The norm of the step that comes next."""
-        norm = torch.Tensor._make_subclass(cls, torch.tensor(float("nan")))
-        step, parameters = optimizer._steps, list(parameters)
-
-        def made() -> Tensor:
-            report = optimizer.last_report if optimizer._steps > step else None
-            if report is not None:
-                return torch.tensor(report.norm)
-            accelerator.unscale_gradients()
-            return nanscan.clip_grad_norm_(parameters, None)
-
-        norm._made = made
-        return norm
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*(item._made() if isinstance(item, LateNorm) else item for item in args), **(kwargs or {}))
 
 
 def _guards(accelerator: Accelerator) -> list[PreparedOptimizer]:
@@ -267,11 +275,25 @@ def _teach_clip(original: Callable[..., Any]) -> Callable[..., Any]:
     return clip_grad_norm_
 
 
+def _teach_clip_value(original: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(original)
+    def clip_grad_value_(self: Accelerator, parameters: Any, clip_value: float) -> None:
+        if not _guards(self) or self.distributed_type in _CLIP_THEMSELVES:
+            original(self, parameters, clip_value)
+            return
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        self.unscale_gradients()
+        for grad in (param.grad for param in parameters if param.grad is not None):
+            grad.copy_(torch.where(grad.isinf(), grad, grad.clamp(-clip_value, clip_value)))
+
+    return clip_grad_value_
+
+
 def _teach_backward(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def backward(self: Accelerator, loss: Tensor, **kwargs: Any) -> None:
         guards = _guards(self)
-        if len(guards) == 1 and guards[0].sees_loss:
+        if guards and len(self._optimizers) == 1 and guards[0].sees_loss:
             guards[0].observe(loss)
         original(self, loss, **kwargs)
 
@@ -280,4 +302,5 @@ def _teach_backward(original: Callable[..., None]) -> Callable[..., None]:
 
 AcceleratedOptimizer.__init__ = _teach_init(AcceleratedOptimizer.__init__)
 Accelerator.clip_grad_norm_ = _teach_clip(Accelerator.clip_grad_norm_)
+Accelerator.clip_grad_value_ = _teach_clip_value(Accelerator.clip_grad_value_)
 Accelerator.backward = _teach_backward(Accelerator.backward)

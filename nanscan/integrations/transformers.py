@@ -93,11 +93,19 @@ class NanScanCallback(TrainerCallback, ExportableState):
                 f"the Trainer's optimizer is a {type(optimizer).__name__}, not one that Accelerate has prepared: "
                 "nanscan can't guard it"
             )
-        guarded = nanscan.wrap(optimizer, model, **self._options(args, optimizer))
+        whole = _holds_all(optimizer, model)
+        guarded = nanscan.wrap(optimizer, model, **self._options(args, optimizer, whole))
         assert isinstance(guarded, PreparedOptimizer)
-        guarded.clips, guarded.sees_loss = True, self.observe_loss
+        guarded.clips, guarded.sees_loss = whole, self.observe_loss
+        guarded.optimizer.zero_grad()  # a training that was interrupted may have left micro-batches and losses behind
+        guarded.optimizer._losses.clear()  # type: ignore[attr-defined]
         self.optimizer = guarded
         self._resume(state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """From now on whoever clips through the accelerator does it himself, until training begins again."""
+        if self.optimizer is not None:
+            self.optimizer.clips = self.optimizer.sees_loss = False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add what the guard has counted to the entries about training."""
@@ -120,13 +128,13 @@ class NanScanCallback(TrainerCallback, ExportableState):
             found["nanscan/clip_factor"] = report.clip_factor
         return found
 
-    def _options(self, args: Any, optimizer: Any) -> dict[str, Any]:
-        """The options of `wrap`, with those that the Trainer's arguments decide."""
+    def _options(self, args: Any, optimizer: Any, whole: bool) -> dict[str, Any]:
+        """The options of `wrap`, with those that the Trainer's arguments decide; `whole`: the guard can clip for it."""
         options = dict(self.options)
         options.setdefault("process_group", group_of(optimizer.accelerator_state))
         others = isinstance(optimizer, GuardedOptimizer) and optimizer is not self.optimizer
         if not others or optimizer.policy.clip_norm is None:
-            limit = args.max_grad_norm
+            limit = args.max_grad_norm if whole else None
             options.setdefault("clip_norm", limit if limit and limit > 0 else math.inf)
         return options
 
@@ -142,6 +150,8 @@ class NanScanCallback(TrainerCallback, ExportableState):
     def _resume(self, state: Any) -> None:
         name = type(self).__name__
         saved = state.stateful_callbacks.setdefault(name, self.state())  # a checkpoint without nanscan has none
+        if state.global_step == 0:  # no checkpoint: what is there is of this object's training before, maybe another's
+            return
         saved = saved[0] if isinstance(saved, list) else saved
         if self.lost:
             messages.warn(
@@ -152,6 +162,12 @@ class NanScanCallback(TrainerCallback, ExportableState):
         guard = saved.get("attributes", {}).get("guard_state")
         if guard is not None and self.optimizer is not None:
             self.optimizer.load_guard_state_dict(_from_json(guard))
+
+
+def _holds_all(optimizer: Any, model: torch.nn.Module) -> bool:
+    """Whether the optimizer holds every parameter of the model that gets a gradient."""
+    ours = {id(param) for group in optimizer.param_groups for param in group["params"]}
+    return all(id(param) in ours for param in model.parameters() if param.requires_grad)
 
 
 def _checked_now(options: dict[str, Any]) -> dict[str, Any]:

@@ -173,6 +173,88 @@ def test_two_optimizers_have_a_verdict_each() -> None:
     assert first.last_report.bad[0].name == "weight" and second.last_report.finite
 
 
+def test_a_loss_counts_for_no_guard_where_an_unguarded_optimizer_trains_too() -> None:
+    accelerator, model, optimizer, _ = make("prepare()")
+    other = torch.nn.Linear(2, 1)
+    accelerator.prepare(torch.optim.SGD(other.parameters(), lr=0.1))
+    accelerator.backward(other(torch.ones(1, 2)).sum() * NAN)
+    forward(accelerator, model)
+    optimizer.step()
+    assert not optimizer.step_was_skipped
+
+
+def test_each_prepare_adds_its_guard_to_what_is_saved_and_free_memory_drops_it(tmp_path: Path) -> None:
+    def guarded(accelerator: Any) -> Any:
+        model = torch.nn.Linear(2, 1)
+        return prepare(accelerator, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    def skip(optimizer: Any) -> None:
+        optimizer.observe(NAN)
+        optimizer.step()
+
+    accelerator = Accelerator(cpu=True)
+    first, second = guarded(accelerator), guarded(accelerator)
+    skip(first)
+    accelerator.save_state(str(tmp_path))
+    skip(first)
+    skip(second)
+    accelerator.load_state(str(tmp_path))
+    assert (first.skipped_steps, second.skipped_steps) == (1, 0)
+
+    accelerator.free_memory()
+    third = guarded(accelerator)
+    skip(third)
+    with pytest.raises(ValueError, match="the state of 2 guarded optimizers, and this accelerator has 1: prepare"):
+        accelerator.load_state(str(tmp_path))
+    accelerator.save_state(str(tmp_path / "third"))
+    skip(third)
+    accelerator.load_state(str(tmp_path / "third"))
+    assert third.skipped_steps == 1
+
+
+def test_clipping_by_value_does_not_hide_an_infinity() -> None:
+    accelerator, model, optimizer, _ = make("prepare()")
+    forward(accelerator, model)
+    bias = model[1].bias
+    bias.grad.fill_(-INF)
+    model[0].bias.grad.copy_(torch.tensor([3.0, NAN]))
+    accelerator.clip_grad_value_(model.parameters(), 0.5)
+    assert model[0].bias.grad[0] == 0.5 and model[0].weight.grad.abs().max() <= 0.5
+    optimizer.step()
+    assert [(row.name, row.nan_count, row.inf_count) for row in optimizer.last_report.bad] == [
+        ("0.bias", 1, 0),
+        ("1.bias", 0, 1),
+    ]
+
+
+@pytest.mark.parametrize("scaler", [torch.amp.GradScaler, nanscan.GradScaler], ids=["torch's", "nanscan's"])
+def test_a_loop_that_catches_the_error_of_a_step_goes_on(scaler: Any) -> None:
+    accelerator, model, optimizer, _ = make("prepare()", scaler, on_nonfinite="raise")
+    for bad in (False, True, False):
+        forward(accelerator, model, bad)
+        accelerator.clip_grad_norm_(model.parameters(), 0.5)
+        try:
+            optimizer.step()
+        except nanscan.NonFiniteError:
+            assert bad
+        optimizer.zero_grad()
+    assert [report.action for report in optimizer.history] == ["step", "raise", "step"]
+    assert accelerator.scaler.get_scale() == 4.0 and not accelerator.optimizer_step_was_skipped
+
+
+def test_prepare_says_what_it_can_not_use_and_knows_a_model_prepared_before() -> None:
+    with pytest.raises(TypeError, match=r"must be an accelerate\.Accelerator, got Linear"):
+        prepare(torch.nn.Linear(2, 1))
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(ValueError, match="clip_norm given, but no optimizer among the objects"):
+        prepare(accelerator, torch.nn.Linear(2, 1), clip_norm=1.0)
+    model = accelerator.prepare(torch.nn.Linear(2, 1))
+    optimizer = prepare(accelerator, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator.backward(model(torch.ones(1, 2)).sum() * NAN)
+    optimizer.step()
+    assert [row.name for row in optimizer.last_report.bad] == ["weight", "bias", "loss"]
+
+
 def test_accelerators_without_a_guard_stay_as_they_are() -> None:
     accelerator = Accelerator(cpu=True)
     model = torch.nn.Linear(2, 1)
