@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nanscan import engine
+from nanscan.engine.shards import is_dtensor, local_of
 from nanscan.state_plan import SCALARS, Plan
 
 __all__ = ["StateCopy", "copy_state", "memory_id"]
@@ -25,7 +26,7 @@ def copy_state(value: Any, into: Any = None, device: str | torch.device | None =
 
     Tensors are detached and copied, dicts, lists, tuples, deques, sets, NumPy arrays and plain objects rebuilt. Keys of
     dicts, functions, modules and other objects are kept as they are. A tensor that occurs twice occurs twice in the
-    copy, and tensors that overlap in memory still do.
+    copy, and tensors that overlap in memory still do. Of a DTensor this rank's shard is copied.
 
     Args:
         value: the state; it is not changed.
@@ -134,14 +135,16 @@ class _Layout:
         known = self._copies.get(id(value))
         if known is None:
             known = self._copies[id(value)] = self._new(value, into)
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not is_dtensor(value):  # of a DTensor, its shard was met
             self.met.append(value)
             self.met_copies.append(known)
         return known
 
     def _new(self, value: Any, into: Any) -> Any:
+        if is_dtensor(value):
+            return self._sharded(value, into)
         if isinstance(value, Tensor):
-            return self._tensor(value, into if isinstance(into, Tensor) else None)
+            return self._tensor(value, into if isinstance(into, Tensor) and not is_dtensor(into) else None)
         if isinstance(value, dict):
             return self._dict(value, into if isinstance(into, dict) else {})
         if isinstance(value, _LISTS):
@@ -184,6 +187,11 @@ class _Layout:
         return new
 
     # ---- tensors -----------------------------------------------------------------------------------------------------
+
+    def _sharded(self, source: Any, into: Any) -> Any:
+        """A DTensor around a copy of this rank's shard, which may lie on another device than the mesh."""
+        shard = self._copy(local_of(source), local_of(into) if is_dtensor(into) else None)
+        return type(source)(shard, source._spec, requires_grad=False)
 
     def _tensor(self, source: Tensor, into: Tensor | None) -> Tensor:
         memory = self._memory.get(id(source))
@@ -252,7 +260,7 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
         return
     seen.add(id(value))
     if isinstance(value, Tensor):
-        yield value
+        yield local_of(value) if is_dtensor(value) else value
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item, seen)
@@ -306,7 +314,7 @@ def memory_id(tensor: Tensor) -> int:
 
 
 def _has_plain_memory(tensor: Tensor) -> bool:
-    """False for tensors without memory of their own that could be read as their elements: sparse, DTensor, meta."""
+    """False for tensors without memory of their own that could be read as their elements: sparse, meta, subclasses."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         return False
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_meta

@@ -12,7 +12,9 @@ from nanscan import messages
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.guard import GuardedOptimizer
 from nanscan.manager.contents import PARTS
+from nanscan.manager.sharded.ranks import ALONE, Ranks
 from nanscan.matching import MatchReport, load_model_state, load_optimizer_state
+from nanscan.matching.undo import Before
 from nanscan.rng import rng_state, set_rng_state
 from nanscan.state_copy import copy_state
 
@@ -45,8 +47,8 @@ def report_differences(saved: Mapping[str, Any], parts: Mapping[str, Any]) -> tu
     return missing, unused
 
 
-def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool) -> Matches:
-    """Load every part that both sides have; after an exception all parts are as they were.
+def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool, ranks: Ranks = ALONE) -> Matches:
+    """Load every part that both sides have; after an exception, on any rank, all parts are as they were.
 
     The random state comes last, so that nothing that happens here disturbs it.
 
@@ -54,6 +56,7 @@ def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool) -> M
         saved: the checkpoint.
         parts: name in `PARTS` -> the object, or None.
         strict: as for `nanscan.matching.load_model_state`.
+        ranks: who restores.
 
     Raises:
         CheckpointError: a part does not fit its state.
@@ -61,13 +64,20 @@ def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool) -> M
     before = rng_state()
     undo: Undo = [lambda: set_rng_state(before)]
     both = {name: part for name, part in parts.items() if part is not None and name in saved}
-    try:
+    found: list[Matches] = []
+
+    def load() -> None:
         if "rng" in saved:
             set_rng_state(saved["rng"])  # first of all it must be valid
         for name in ("scheduler", "scaler", "loader"):
             if name in both:
                 _load_small(name, both[name], saved[name], undo)
-        matches = _load_large(saved, both, strict, undo)
+        if "model" in both and ranks.size > 1:  # it may be loaded here, and fail elsewhere
+            undo.append(Before(both["model"], dict(both["model"].state_dict(keep_vars=True))).restore)
+        found.append(_load_large(saved, both, strict, undo))
+
+    try:
+        ranks.together(load, "whether all parts were loaded")
     except BaseException:
         for step in reversed(undo):
             step()
@@ -75,7 +85,7 @@ def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool) -> M
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)  # said the first time
         set_rng_state(saved.get("rng", {}))
-    return matches
+    return found[0]
 
 
 def _load_large(saved: Mapping[str, Any], both: Mapping[str, Any], strict: bool, undo: Undo) -> Matches:

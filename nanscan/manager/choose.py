@@ -13,6 +13,9 @@ from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
 from nanscan.manager.contents import FORMAT, PARTS, VERSION
 from nanscan.manager.folder import Entry, Folder
 from nanscan.manager.restored import PassedOver
+from nanscan.manager.sharded.choose import candidates, read_sharded
+from nanscan.manager.sharded.ranks import Ranks, RanksLost
+from nanscan.manager.sharded.reading import laid_out, own_part
 
 __all__ = ["Chosen", "choose"]
 
@@ -31,22 +34,26 @@ class Unusable(Exception):
     """Why a file that can be read is no checkpoint to restore from."""
 
 
-def choose(folder: Folder, only: Path | None, needs_model: bool) -> Chosen | None:
-    """The newest usable checkpoint, read into host memory; None if there is none at all.
+def choose(folder: Folder, only: Path | None, parts: Mapping[str, Any], ranks: Ranks) -> Chosen | None:
+    """The newest usable checkpoint, read into host memory (shards where the run has them); None if there is none.
 
     Args:
         folder: where to look.
-        only: take this file or none.
-        needs_model: a file without a model's state is of no use.
+        only: take this one or none.
+        parts: what is to be restored, by name; with a model, a checkpoint without a model's state is of no use.
+        ranks: who restores; all take the same one.
 
     Raises:
         CorruptCheckpoint: there are checkpoints, and not one of them is usable; lists each with its reason.
     """
     passed: list[PassedOver] = []
-    entries = list(reversed(folder.entries())) if only is None else [Entry(0, only)]
+    entries, incomplete = candidates(folder, only, ranks)
     for entry in entries:
+        _pass_incomplete(passed, incomplete, entry.step)
         try:
-            return Chosen(entry.path, _read(entry, needs_model), tuple(passed))
+            return Chosen(entry.path, _read(entry, parts, ranks), tuple(passed))
+        except RanksLost:
+            raise
         except (CheckpointError, OSError, Unusable) as error:
             if only is not None and not isinstance(error, Unusable):
                 raise
@@ -55,20 +62,41 @@ def choose(folder: Folder, only: Path | None, needs_model: bool) -> Chosen | Non
             passed.append(PassedOver(entry.path, str(error)))
             if entry is not entries[-1]:
                 _warn(passed[-1])
+    if not entries:
+        _pass_incomplete(passed, incomplete, -1)  # killed in its first save: the run begins anew
+        return None
     if passed:
         raise CorruptCheckpoint(_nothing_usable(folder.path, passed))
-    return choose(folder, None, needs_model) if entries and folder.entries() else None
+    return choose(folder, None, parts, ranks) if ranks.by_first(folder.entries, "which checkpoints there are") else None
 
 
-def _read(entry: Entry, needs_model: bool) -> dict[str, Any]:
+def _pass_incomplete(passed: list[PassedOver], incomplete: list[Entry], step: int) -> None:
+    """Note, with a warning, the folders of later steps that lack their marker."""
+    while incomplete and incomplete[0].step >= step:
+        entry = incomplete.pop(0)
+        passed.append(PassedOver(entry.path, "it is incomplete (no marker): its writers were killed, or are at it now"))
+        _warn(passed[-1])
+
+
+def _read(entry: Entry, parts: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
+    """A checkpoint's dict on every rank, or the same error on all."""
+    kept: list[dict[str, Any]] = []
+    if ranks.by_first(lambda: entry.is_sharded, "what kind of checkpoint it is"):
+        kept.append(read_sharded(entry, parts, ranks))
+    else:
+        ranks.together(lambda: kept.append(_read_file(entry)), "what was read")
+        kept[0] = laid_out(own_part(kept[0], ranks), parts)
+    if parts.get("model") is not None and "model" not in kept[0]:
+        has = ", ".join(map(repr, kept[0]))
+        raise Unusable(f"it holds no 'model' (only {has})")
+    return kept[0]
+
+
+def _read_file(entry: Entry) -> dict[str, Any]:
     saved = load(entry.path, map_location="cpu")
     if not isinstance(saved, dict):
         raise Unusable(f"it holds a {type(saved).__name__}, not the dict of a checkpoint")
-    saved = _unified(saved, entry.step)
-    if needs_model and "model" not in saved:
-        has = ", ".join(map(repr, saved))
-        raise Unusable(f"it holds no 'model' (only {has})")
-    return saved
+    return _unified(saved, entry.step)
 
 
 def _unified(saved: Mapping[Any, Any], step: int) -> dict[str, Any]:

@@ -13,34 +13,40 @@ from filelock import FileLock, Timeout
 
 from nanscan import messages
 from nanscan.errors import CheckpointSystemError, CheckpointWarning
+from nanscan.manager.sharded.marker import MARKER
 
 __all__ = ["Entry", "Folder", "Signature"]
 
 LOCK_NAME = ".nanscan-checkpoints.lock"
 LOCK_SECONDS = 60.0
-_NAME = re.compile(r"step-(\d{8,})\.pt")
+_NAME = re.compile(r"step-(\d{8,})(\.pt)?")
 _TEMPORARY = re.compile(r"\.step-(\d{8,})\.pt\.\d+\.\w+\.tmp")
 
 Signature = tuple[int, int, int]
 
 
 class Entry(NamedTuple):
-    """One checkpoint file, by its name."""
+    """One checkpoint, by its name: a file, or the folder of a sharded one."""
 
     step: int
     path: Path
 
+    @property
+    def is_sharded(self) -> bool:
+        """True for a folder."""
+        return self.path.is_dir()
+
     def signature(self) -> Signature | None:
-        """What changes when the file is replaced: inode, size, time of change; None if it is gone."""
+        """What changes when it is replaced: inode, size, time of change (of a folder's marker); None if it is gone."""
         try:
-            found = self.path.stat()
+            found = (self.path / MARKER if self.is_sharded else self.path).stat()
         except OSError:
             return None
         return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class Folder:
-    """The files `step-00000120.pt` of a folder; all others are foreign and never touched.
+    """The files `step-00000120.pt` and folders `step-00000120` of a folder; all else is foreign and never touched.
 
     Args:
         path: the folder; it need not exist.
@@ -57,12 +63,23 @@ class Folder:
         """
         return self.path / f"step-{step:08d}.pt"
 
+    def directory(self, step: int) -> Path:
+        """Where the sharded checkpoint of `step` is."""
+        return self.file(step).with_suffix("")
+
     def entries(self) -> list[Entry]:
-        """The checkpoints that are there, oldest step first.
+        """The checkpoints that are there, oldest step first; folders without a marker are not.
 
         Raises:
             CheckpointSystemError: the folder can't be read (one that does not exist is empty).
         """
+        return [entry for entry in self._named() if entry.path.is_file() or (entry.path / MARKER).is_file()]
+
+    def incomplete(self) -> list[Entry]:
+        """The folders of sharded checkpoints without a marker, oldest first: being written, or their writer died."""
+        return [entry for entry in self._named() if entry.is_sharded and not (entry.path / MARKER).is_file()]
+
+    def _named(self) -> list[Entry]:
         try:
             paths = list(self.path.iterdir())
         except FileNotFoundError:
@@ -71,8 +88,13 @@ class Folder:
             reason = "it is a file" if self.path.is_file() else error.strerror or str(error)
             text = f"cannot list the checkpoints in '{self.path}': {reason}; give a folder that can be read"
             raise CheckpointSystemError(error.errno or 0, text, str(self.path)) from error
-        found = [Entry(int(match[1]), path) for path in paths if (match := _NAME.fullmatch(path.name))]
-        return sorted(entry for entry in found if entry.path == self.file(entry.step) and entry.path.is_file())
+        found = [(Entry(int(match[1]), path), match[2]) for path in paths if (match := _NAME.fullmatch(path.name))]
+        return sorted(
+            entry
+            for entry, suffix in found
+            if (entry.path == self.file(entry.step) and entry.path.is_file())
+            or (suffix is None and entry.path == self.directory(entry.step) and entry.is_sharded)
+        )
 
     def unfinished(self) -> list[Path]:
         """The checkpoints for which there is a temporary file: it is being written, or its writer was killed."""

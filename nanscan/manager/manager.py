@@ -16,7 +16,6 @@ from torch import nn
 from nanscan import messages
 from nanscan.checkpoint.atomic import remove_leftovers
 from nanscan.checkpoint.save import save
-from nanscan.distributed.refusals import refuse_sharded_parts
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.manager import exits
 from nanscan.manager.apply import apply, report_differences
@@ -28,6 +27,8 @@ from nanscan.manager.metric import Metric, as_number
 from nanscan.manager.restored import Restored
 from nanscan.manager.retention import Retention
 from nanscan.manager.schedule import Schedule, as_step, positive_int
+from nanscan.manager.sharded.saving import save_together
+from nanscan.manager.sharded.together import Together
 from nanscan.manager.writer import Writer
 from nanscan.state_copy import StateCopy
 
@@ -49,7 +50,11 @@ class CheckpointManager:
     `save`, `flush` or `close`. Interpreter exit waits for what is pending. So does SIGTERM, by a handler that the
     first manager installs if it is made in the main thread; see `on_sigterm`. SIGKILL loses what is pending.
 
-    With several ranks, save on one of them. A process that was forked from the manager's owner can't save.
+    With several ranks whose parameters are DTensors (`fully_shard`, tensor parallelism), every rank calls `save` and
+    `restore`: a checkpoint is then a folder `step-00000120`, written by torch.distributed.checkpoint, each rank its
+    shards, and complete once a marker is in it. What is decided, or goes wrong, is so on all ranks; any number of ranks
+    can restore it. With `process_group=`, replicas of DDP do the same with one file, which the first rank writes;
+    without it, save them on one rank. A process that was forked from the manager's owner can't save.
 
     Args:
         directory: folder of the checkpoints; made by the first save. Relative paths are those of now.
@@ -66,9 +71,11 @@ class CheckpointManager:
         on_sigterm: `"exit"`: write what is pending, then do what SIGTERM did before (end the process, with its exit
             status, or call the program's own handler). `"stop"`: only set `stop_requested`, for a loop that saves and
             ends by itself; a second SIGTERM acts as "exit". None: leave SIGTERM alone.
+        process_group: as for `nanscan.wrap`: whose ranks save and restore together; None: those of the DTensors, if
+            there are any; True: the default group; False: this process alone.
 
     Attributes:
-        stop_requested: a SIGTERM has come.
+        stop_requested: a SIGTERM has come; of several ranks that save together, to one of them before the last `save`.
 
     Raises:
         ValueError, TypeError: an option is invalid.
@@ -99,6 +106,7 @@ class CheckpointManager:
         check_finite: bool | Literal["nan"] = True,
         on_unpicklable: Literal["raise", "drop"] = "raise",
         on_sigterm: OnSigterm | None = "exit",
+        process_group: Any = None,
     ) -> None:
         self.directory = checked_folder(directory)
         self.stop_requested = False
@@ -117,6 +125,8 @@ class CheckpointManager:
         self._check_finite = check_finite
         self._on_unpicklable = on_unpicklable
         self._on_sigterm = on_sigterm
+        self._signalled = False
+        self._together = Together(process_group)
         self._background = bool(background)
         self._writer = Writer()
         weakref.finalize(self, self._writer.send_home)
@@ -166,11 +176,22 @@ class CheckpointManager:
         self._check_usable()
         step = as_step(step)
         epoch = None if epoch is None else positive_int("epoch", epoch, least=0)
+        given = (model, optimizer, scheduler, scaler, loader)
+        if self._together.find(model, optimizer) is not None:
+            return save_together(self, step, model, lambda: self._state(step, epoch, given, extra), force)
         if not (force or self._schedule.due(step)):
             self._raise_pending()
             return None
-        refuse_sharded_parts("CheckpointManager", model, optimizer, "use torch.distributed.checkpoint")
-        parts = checked_parts(model, optimizer, scheduler, scaler, loader, method="state_dict")
+        state = self._state(step, epoch, given, extra)
+        with exits.deferred():
+            failed = self._take(step, state)
+        if failed is not None:
+            raise failed
+        return self._folder.file(step)
+
+    def _state(self, step: int, epoch: int | None, given: tuple[Any, ...], extra: Any) -> dict[str, Any]:
+        """What is saved, still sharing tensors with the parts."""
+        parts = checked_parts(*given, method="state_dict")
         extra = checked_extra(extra)
         if self._metric is not None:
             number = self._metric.required(extra)
@@ -178,13 +199,18 @@ class CheckpointManager:
                 extra = {**extra, self._metric.name: number}
         self._warn_once(unstored(parts))
         with exits.deferred():
-            failed = self._take(step, contents(step, epoch, parts, extra))
-        if failed is not None:
-            raise failed
-        return self._folder.file(step)
+            return contents(step, epoch, parts, extra)
+
+    def _metric_of(self, state: dict[str, Any]) -> dict[str, float]:
+        """The number of `best` by its name, if there is one."""
+        number = None if self._metric is None else as_number(state["extra"][self._metric.name])
+        return {} if self._metric is None or number is None else {self._metric.name: number}
 
     def due(self, step: int) -> bool:
-        """True if `save(step, …)` would save now: for a loop that has to prepare what it saves."""
+        """True if `save(step, …)` would save now: for a loop that has to prepare what it saves.
+
+        Of several ranks, this one's clock is asked; in `save`, that of the first.
+        """
         return self._schedule.due(as_step(step))
 
     @property
@@ -216,8 +242,7 @@ class CheckpointManager:
         """Write one checkpoint, then let older ones go."""
         entry = Entry(step, self._folder.file(step))
         save(state, entry.path, check_finite=self._check_finite, on_unpicklable=self._on_unpicklable)
-        metric = None if self._metric is None else as_number(state["extra"][self._metric.name])
-        self._retention.wrote(entry, metric)
+        self._retention.wrote(entry, next(iter(self._metric_of(state).values()), None))
         self._retention.apply(step)
         for path in self._folder.unfinished():
             remove_leftovers(str(path))
@@ -234,8 +259,9 @@ class CheckpointManager:
         self._writer.end()
         self._closed = True
         exits.unwatch(self)
-        error = self._writer.next_error()
-        while (other := self._writer.next_error()) is not None:
+        self._together.close()
+        error = self._next_error()
+        while (other := self._next_error()) is not None:
             messages.warn(f"nanscan: another checkpoint was not saved: {other}", CheckpointWarning)
         if error is not None:
             raise error
@@ -288,14 +314,15 @@ class CheckpointManager:
         Warns:
             CheckpointWarning: parts that were asked for and are not in the file, or the other way round, by name.
         """
-        refuse_sharded_parts("CheckpointManager", model, optimizer, "use torch.distributed.checkpoint")
         parts = checked_parts(model, optimizer, scheduler, scaler, loader, method="load_state_dict")
+        self._together.find(model, optimizer)
         self._writer.wait()
-        chosen = choose(self._folder, None if path is None else Path(path), needs_model=model is not None)
+        ranks = self._together.front
+        chosen = choose(self._folder, None if path is None else Path(path), parts, ranks)
         if chosen is None:
             return None
         missing, unused = report_differences(chosen.saved, parts)
-        matches = apply(chosen.saved, parts, strict)
+        matches = apply(chosen.saved, parts, strict, ranks)
         return Restored(
             step=chosen.saved["step"],
             epoch=chosen.saved.get("epoch"),
@@ -329,8 +356,11 @@ class CheckpointManager:
                 "save there, or make a manager here"
             )
 
+    def _next_error(self) -> BaseException | None:
+        return self._writer.next_error() or self._together.next_error()
+
     def _raise_pending(self) -> None:
-        error = self._writer.next_error()
+        error = self._next_error()
         if error is not None:
             raise error
 
@@ -342,12 +372,14 @@ class CheckpointManager:
 
     def _stop(self) -> bool:
         """A SIGTERM has come; True if the loop is to end by itself."""
-        first, self.stop_requested = not self.stop_requested, True
+        first, self._signalled = not self._signalled, True
+        if not self._together.active:  # else all ranks are told by the next save
+            self.stop_requested = True
         return first and self._on_sigterm == "stop"
 
     def _finish_at_exit(self) -> None:
         self._writer.end()
-        while (error := self._writer.next_error()) is not None:
+        while (error := self._next_error()) is not None:
             print(f"nanscan: a checkpoint in '{self.directory}' was not saved: {error}", file=sys.stderr, flush=True)
 
     def __repr__(self) -> str:

@@ -13,6 +13,8 @@ from nanscan.checkpoint.load import verify_file
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.manager.folder import Entry, Folder, Signature
 from nanscan.manager.metric import Metric, as_number
+from nanscan.manager.sharded.marker import check_files, read_marker
+from nanscan.manager.sharded.place import remove
 
 __all__ = ["Retention", "expendable"]
 
@@ -81,7 +83,7 @@ class Retention:
 
     def _delete(self, entry: Entry) -> None:
         try:
-            entry.path.unlink(missing_ok=True)
+            remove(entry.path)
         except OSError as error:
             messages.warn(
                 f"nanscan: the old checkpoint '{entry.path}' can't be removed: {error.strerror or error}. "
@@ -120,6 +122,9 @@ def _remembered(known: dict[Path, tuple[Signature, Any]], entry: Entry, find: Ca
 
 def _verifies(path: Path) -> bool:
     try:
+        if path.is_dir():
+            files = read_marker(path).files
+            return not check_files(path, files, list(files))
         verify_file(path)
     except (CheckpointError, OSError):
         return False
@@ -129,6 +134,8 @@ def _verifies(path: Path) -> bool:
 def _read_metric(path: Path, name: str) -> float | None:
     """The number `extra[name]` of a checkpoint; its tensors are mapped, not read."""
     try:
+        if path.is_dir():
+            return read_marker(path).metric.get(name)
         extra = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["extra"]
         return as_number(extra[name])
     except Exception:  # whatever a foreign or torn file makes torch say: it has no metric

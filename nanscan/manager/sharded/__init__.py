@@ -1,0 +1,1 @@
+"""Checkpoints that several ranks write and read together, on torch.distributed.checkpoint."""
