@@ -35,9 +35,11 @@ def step_with_closure(guard: GuardedSteps, closure: Closure, kwargs: dict[str, A
     """One guarded step of an optimizer that evaluates `closure`; returns what it returned, or the loss."""
     if not evaluates_once(guard.optimizer):
         return _Evaluations(guard, closure).step(kwargs)
+    checked = 0 if guard._window is None else len(guard._window.weights)
     with torch.enable_grad():
         loss = closure()
-    _observe(guard, loss)
+    if not _was_dropped(guard, checked):  # else the loss goes with its micro-batch
+        _observe(guard, loss)
     if guard._can_defer():  # the gradients are there, and the device may decide
         guard._launch(kwargs, None, None)
         return loss
@@ -131,6 +133,12 @@ class _Evaluations:
             notes = self.guard.notes_on_limits()
             self.report = self.guard.report(scan, labels, clip_factor=factor, skipped=False, action="step", **notes)
         return self.report, scan
+
+
+def _was_dropped(guard: GuardedSteps, checked: int) -> bool:
+    """True if a micro-batch came after the first `checked` of the window, and the last was given up."""
+    window = guard._window
+    return window is not None and len(window.weights) > checked and window.last_was_dropped
 
 
 def _observe(guard: GuardedSteps, loss: Any) -> None:

@@ -159,7 +159,8 @@ def warn(text: str, category: type[Warning] = NonFiniteWarning) -> None:
 
 def point_past(*packages: ModuleType) -> None:
     """Let warnings point past the frames of these packages too: whose trainer runs the loop has no line to mend."""
-    _INTERNAL.extend(str(Path(str(package.__file__)).parent) + os.sep for package in packages)
+    folders = [str(Path(str(package.__file__)).parent) + os.sep for package in packages]
+    _INTERNAL.extend(folder for folder in folders if folder not in _INTERNAL)
 
 
 def _listed(rows: Sequence[TensorReport], limit: int = 4) -> str:

@@ -78,6 +78,11 @@ class Window:
         return bool(self.weights) and len(self.dropped) == len(self.weights)
 
     @property
+    def last_was_dropped(self) -> bool:
+        """True if the latest micro-batch was given up."""
+        return bool(self.dropped) and self.dropped[-1] == len(self.weights) - 1
+
+    @property
     def factor(self) -> float:
         """What the rest is to be multiplied by, so that it stands for the whole window."""
         kept = sum(weight for i, weight in enumerate(self.weights) if i not in self.dropped)
@@ -324,6 +329,7 @@ class Microbatches(ShowsInner):
             vars(report)["loss_scale"] = float(self.scaled_step.scale)
             self.scaled_step.explain(report)
         self._steps += 1
+        self._losses.clear()  # of micro-batches that were dropped
         action = self.decide(report)
         return self.refuse(report, "raise" if action == "raise" else "skip", scan, scale)
 

@@ -374,7 +374,7 @@ def test_torchs_scaler_that_is_not_given_is_asked_for_where_it_would_fail():
         scaler.step(optimizer)
 
 
-def test_closure_that_checks_its_last_microbatch_ends_the_window():
+def test_closure_that_checks_its_last_microbatch_ends_the_window_and_loses_its_loss_with_it():
     weight, optimizer = weight_of()
     add(weight, 1.0, 2)
     optimizer.check_microbatch(drop=True)
@@ -382,7 +382,7 @@ def test_closure_that_checks_its_last_microbatch_ends_the_window():
     def closure():
         add(weight, NAN, 2)
         optimizer.check_microbatch(drop=True)
-        return torch.tensor(1.0)
+        return torch.tensor(NAN)
 
     optimizer.step(closure)
     assert weight.tolist() == [0.0, 0.0] and optimizer.last_report.dropped == (1,)

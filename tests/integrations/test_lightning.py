@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import linecache
+import pickle
 import warnings
 from typing import Any
 
@@ -10,7 +13,7 @@ import torch
 
 import nanscan
 from nanscan.integrations.lightning import NanScanCallback
-from tests.integrations.lightning_runs import fitted, loader, module, trainer, weights
+from tests.integrations.lightning_runs import Regression, fitted, loader, module, trainer, weights
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -136,7 +139,74 @@ def test_each_kind_of_run_finishes_guarded(options: dict[str, Any]) -> None:
     assert len(callback.optimizer.history) == (1 if "fast_dev_run" in options else 10)
 
 
+def test_warnings_point_at_the_line_of_the_user() -> None:
+    class Manual(Regression):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            self.manual_backward(super().training_step(batch, batch_idx))
+            self.optimizers().step()
+
+    for net, line in ((module(), "run.fit(net, loader(nan=[3]))"), (Manual(), "self.optimizers().step()")):
+        run = trainer(NanScanCallback())
+        with pytest.warns(nanscan.NonFiniteWarning) as seen:
+            run.fit(net, loader(nan=[3]))
+        places = [(w.filename, w.lineno) for w in seen if w.category is nanscan.NonFiniteWarning]
+        assert [linecache.getline(*place).strip() for place in places] == [line]
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda callback: pickle.loads(pickle.dumps(callback))])
+def test_a_copy_after_a_run_has_the_options_and_begins_anew(copied: Any) -> None:
+    _, callback = fitted(loader(nan=[3]), {"clip_norm": 0.5, "recovery": True})
+    again = copied(callback)
+    assert again.optimizers == [] and callback.optimizer.skipped_steps == 1
+    trainer(again).fit(module(), loader())
+    assert again.optimizer.policy.clip_norm == 0.5 and len(again.optimizer.history) == 10
+
+
+def test_optimizers_that_are_made_anew_in_the_middle_are_guarded_too() -> None:
+    class Renewed(Regression):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 1:
+                self.trainer.strategy.setup_optimizers(self.trainer)
+
+    net, callback = fitted(loader(nan=[3]), {"recovery": {"patience": 2}}, Renewed(), max_epochs=2)
+    assert torch.isfinite(torch.tensor(weights(net))).all()
+    assert callback.optimizer.skipped_steps == 1 and callback.optimizer.optimizer is net.trainer.optimizers[0]
+
+
+def test_a_step_whose_closure_the_module_has_run_itself_hears_of_the_loss() -> None:
+    class Before(Regression):
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any) -> None:
+            optimizer_closure()
+            optimizer.step()
+
+    net, callback = fitted(loader(log=[5]), {}, Before())
+    assert [row.name for row in callback.optimizer.history[5].bad].count("loss") == 1
+    assert len(callback.optimizer.history[4].bad) == 0 and callback.optimizer.skipped_steps == 1
+
+
+@pytest.mark.parametrize("bad", [2, 3])
+def test_only_a_bad_micro_batch_is_dropped(bad: int) -> None:
+    class Checked(Regression):
+        def on_after_backward(self) -> None:
+            self.optimizers().check_microbatch(drop=True)
+
+    net, callback = fitted(loader(nan=[bad]), {}, Checked(), accumulate_grad_batches=2)
+    assert [report.dropped for report in callback.optimizer.history] == [(), (bad - 2,), (), (), ()]
+    assert callback.optimizer.skipped_steps == 0 and torch.isfinite(torch.tensor(weights(net))).all()
+
+
+def test_two_callbacks_are_refused() -> None:
+    class Mine(NanScanCallback):
+        pass
+
+    with pytest.raises(ValueError, match=r"takes one NanScanCallback, it has 2: NanScanCallback, Mine\. Give one all"):
+        trainer(NanScanCallback(), Mine()).fit(module(), loader())
+
+
 def test_options_are_checked_before_the_run() -> None:
+    NanScanCallback(clip_norm=nanscan.AdaptiveClip("agc", exclude=["head"]))  # whose names only the run can check
     with pytest.raises(TypeError, match=r"no option 'clip_nrom'; those of nanscan\.wrap are: check_params_every, clip"):
         NanScanCallback(clip_nrom=1.0)
     with pytest.raises(ValueError, match="clip_norm must be a positive number, got 0"):

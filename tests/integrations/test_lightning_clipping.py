@@ -54,6 +54,33 @@ def test_a_request_holds_for_one_step() -> None:
     assert clipped == [False, True] * 5
 
 
+class LooksAndClips(Regression):
+    """Reads the norm in one hook and clips by itself in another."""
+
+    norms: list[float]
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in self.parameters()])))
+
+    def configure_gradient_clipping(self, optimizer: Any, gradient_clip_val: Any = None, **algorithm: Any) -> None:
+        torch.nn.utils.clip_grad_norm_(self.parameters(), 0.5)
+
+
+@pytest.mark.parametrize("kind", SCALERS)
+def test_hooks_find_the_gradients_without_the_loss_scale(kind: str) -> None:
+    def run(scaler: Any, *callbacks: Any) -> tuple[list[float], list[float]]:
+        torch.manual_seed(1)
+        net = LooksAndClips()
+        net.norms = []
+        trainer(*callbacks, plugins=half(scaler)).fit(net, loader(nan=[7]))
+        return net.norms[:7], weights(net)
+
+    callback, scaler = NanScanCallback(), SCALERS[kind]()
+    assert run(scaler, callback) == run(SCALERS["torch"]())
+    assert callback.optimizer.skipped_steps == 1 and callback.optimizer.history[7].skipped
+    assert scaler.get_scale() == 2.0**10  # doubled after five steps, halved at the skip
+
+
 def test_clipping_names_the_one_bad_parameter_although_lightning_was_asked() -> None:
     class OneBad(Regression):
         def on_after_backward(self) -> None:

@@ -40,7 +40,19 @@ def test_a_resumed_run_ends_with_the_bits_of_one_that_was_not_interrupted(tmp_pa
     assert weights(again) != weights(whole)
 
 
-@pytest.mark.skipif(not hasattr(nanscan.GuardedOptimizer, "guard_state_dict"), reason="no state of the guard yet")
+def test_a_state_that_validate_loads_does_not_touch_the_next_fit(tmp_path: Path) -> None:
+    net, callback = run(tmp_path, 1, {})
+    net.trainer.validate(net, loader(), ckpt_path=tmp_path / "epoch=0.ckpt", verbose=False)
+    torch.manual_seed(77)
+    expected = torch.rand(3)
+    net.on_fit_start = lambda: drawn.append(torch.rand(3))
+    drawn: list[torch.Tensor] = []
+    torch.manual_seed(77)
+    net.trainer.fit_loop.max_epochs = 2
+    net.trainer.fit(net, loader())
+    assert torch.equal(drawn[0], expected) and callback.optimizer.skipped_steps == 0
+
+
 def test_the_guards_state_goes_along(tmp_path: Path) -> None:
     limit = {"clip_norm": nanscan.AdaptiveClip("autoclip")}
     whole, _ = run(tmp_path / "whole", 4, limit)

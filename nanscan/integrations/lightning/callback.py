@@ -7,11 +7,12 @@ from typing import Any
 
 import nanscan
 from nanscan.guard import GuardedOptimizer
+from nanscan.integrations.lightning.around import AroundSteps
 from nanscan.integrations.lightning.clipping import ClipRequests, refuse_two_limits
 from nanscan.integrations.lightning.optimizer import lightning_optimizer
 from nanscan.integrations.lightning.origin import StepRecorder
 from nanscan.integrations.lightning.package import callback_bases
-from nanscan.integrations.lightning.setup import check_options, check_trainer, is_optimizer, options_for
+from nanscan.integrations.lightning.setup import check_alone, check_options, check_trainer, is_optimizer, options_for
 from nanscan.rng import rng_state, set_rng_state
 
 __all__ = ["NanScanCallback"]
@@ -71,6 +72,7 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
         self._guards: list[GuardedOptimizer] = []
         self._made: list[Any] = []  # Lightning's optimizers around them
         self._clips: ClipRequests | None = None
+        self._around: AroundSteps | None = None
         self._recorder: StepRecorder | None = None
         self._loaded: dict[str, Any] = {}
         self._steps = 0  # of the optimizers when Recovery was last told
@@ -97,8 +99,13 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
 
     # ---- from the start of a fit to its end --------------------------------------------------------------------------
 
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Forget the state that an earlier `validate` or `fit` has loaded and not used; this one's comes next."""
+        self._loaded = {}
+
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
         """Guard the optimizers; Lightning loads a checkpoint's optimizer states after this."""
+        check_alone(trainer, NanScanCallback)
         self._close(pl_module)
         self._guards, self._made, self.recovery = [], [], None
         self._one_process = trainer.world_size == 1
@@ -109,8 +116,7 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Guard them again if another callback has had new ones made, and begin to look after the run."""
         self._install(trainer, pl_module)
-        if self._recovery_options is not None and self._guards:
-            self._begin_recovery(trainer, pl_module, self._recovery_options)
+        self._begin_recovery(trainer, pl_module)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Leave Trainer and module as they were."""
@@ -121,11 +127,12 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
         """Leave Trainer and module as they were: there is no teardown after an error."""
         self._close(pl_module)
 
-    def _install(self, trainer: Any, pl_module: Any) -> None:
+    def _install(self, trainer: Any, pl_module: Any) -> bool:
+        """Guard the optimizers that the strategy has at present; False if they are guarded already."""
         strategy = trainer.strategy
-        present = strategy._lightning_optimizers
-        if self._made and len(present) == len(self._made) and all(map(_is, present, self._made)):
-            return
+        present = [made for made in strategy._lightning_optimizers if is_optimizer(made.optimizer)]
+        if len(present) == len(self._made) and all(map(_is, present, self._made)):
+            return False
         self._close(pl_module)
         check_trainer(trainer)
         recorded = self.options.get("find_origin") and pl_module.automatic_optimization
@@ -136,9 +143,7 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
                 options["find_origin"] = False
             self._guards.append(nanscan.wrap(optimizer, pl_module, **options))
         self._load_guards()
-        if not self._guards:
-            return
-        self._take_over_clipping(trainer)
+        self._take_over_clipping(trainer, pl_module)
         if recorded:
             self._recorder = StepRecorder(trainer, pl_module)
         for guard in self._guards:
@@ -146,24 +151,25 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
             if self._recorder is not None:
                 guard._recorder = self._recorder
                 guard._replan()
-        assert self._clips is not None
+        assert self._around is not None
         self._made = [
-            lightning_optimizer(made, guard, self._clips.step_done)
-            for made, guard in zip(present, self._guards, strict=True)
+            lightning_optimizer(made, guard, self._around) for made, guard in zip(present, self._guards, strict=True)
         ]
         strategy._lightning_optimizers = list(self._made)
         if self.hold_schedulers:
             self._hold_schedulers(trainer, pl_module)
+        return True
 
-    def _take_over_clipping(self, trainer: Any) -> None:
+    def _take_over_clipping(self, trainer: Any, pl_module: Any) -> None:
         if trainer.gradient_clip_val:
             refuse_two_limits(self._guards[0], f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) is set")
         self._clips = ClipRequests(trainer.precision_plugin, self._guards)
+        self._around = AroundSteps(trainer, pl_module, self._guards, self._clips)
 
     def _close(self, pl_module: Any) -> None:
         if self._clips is not None:
             self._clips.close()
-            self._clips = None
+            self._clips = self._around = None
         for guard in self._guards:
             if guard._recorder is not None:
                 guard._recorder.close()
@@ -182,19 +188,16 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
     # ---- each batch --------------------------------------------------------------------------------------------------
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Note the batch for `find_origin`."""
+        """Guard the optimizers again if a hook has had new ones made, and note the batch for `find_origin`."""
+        if self._install(trainer, pl_module):
+            self._begin_recovery(trainer, pl_module)
         if self._recorder is not None:
             self._recorder.note(batch, batch_idx)
 
     def on_before_backward(self, trainer: Any, pl_module: Any, loss: Any) -> None:
         """Let the losses join the scan that the guard does not get from the closure of its step."""
-        if len(self._guards) != 1:  # whose loss is it?
-            return
-        scaler = getattr(trainer.precision_plugin, "scaler", None)
-        if scaler is not None:
-            self._guards[0].observe(loss.detach() / scaler.scale(loss.new_ones(())))
-        elif not pl_module.automatic_optimization or trainer.fit_loop._should_accumulate():
-            self._guards[0].observe(loss)
+        if self._around is not None:
+            self._around.backward(loss)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log the metrics and tell Recovery, where that is wished for."""
@@ -235,13 +238,22 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
         """Keep the state until the optimizers are there."""
         self._loaded = dict(state_dict)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy has the options; the run, with its optimizers, stays with this one."""
+        run: dict[str, Any] = {"_guards": [], "_made": [], "_clips": None, "_around": None, "_recorder": None}
+        attached = ("log", "log_dict")  # methods of the module, by Lightning
+        return {name: value for name, value in vars(self).items() if name not in attached} | run | {"recovery": None}
+
     def _load_guards(self) -> None:
         states = self._loaded.pop("guards", None)
         if states is not None and hasattr(GuardedOptimizer, "load_guard_state_dict"):
             for guard, state in zip(self._guards, states, strict=False):
                 guard.load_guard_state_dict(state)
 
-    def _begin_recovery(self, trainer: Any, pl_module: Any, options: Mapping[str, Any]) -> None:
+    def _begin_recovery(self, trainer: Any, pl_module: Any) -> None:
+        options = self._recovery_options
+        if options is None or not self._guards:
+            return
         if len(self._guards) != 1:
             raise ValueError(f"NanScanCallback(recovery=...) is for one optimizer, this module has {len(self._guards)}")
         schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from nanscan.guard import GuardedOptimizer
+from nanscan.integrations.lightning.around import AroundSteps
 
 __all__ = ["lightning_optimizer"]
 
 _OF_THE_INSTANCE = frozenset({"_optimizer", "_strategy", "_on_before_step", "_on_after_step"})
 
 
-def lightning_optimizer(present: Any, guard: GuardedOptimizer, after_step: Callable[[GuardedOptimizer], None]) -> Any:
+def lightning_optimizer(present: Any, guard: GuardedOptimizer, around: AroundSteps) -> Any:
     """A `LightningOptimizer` in place of `present` whose steps are those of `guard`.
 
     Lightning derives the class of its wrapper from the optimizer's, so that the methods found there would run on the
@@ -21,7 +22,7 @@ def lightning_optimizer(present: Any, guard: GuardedOptimizer, after_step: Calla
     Args:
         present: the `LightningOptimizer` that the strategy has made.
         guard: the guarded optimizer.
-        after_step: is called with `guard` after each of its steps, also one that raised.
+        around: is called before and after each step.
     """
     base: Any = next(kind for kind in type(present).__mro__ if kind.__name__ == "LightningOptimizer")
     own = _OF_THE_INSTANCE | {name for name in vars(base) if not name.startswith("__")}
@@ -29,9 +30,9 @@ def lightning_optimizer(present: Any, guard: GuardedOptimizer, after_step: Calla
     class LightningGuardedOptimizer(base):  # type: ignore[misc]
         def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
             try:
-                return base.step(self, closure, **kwargs)
+                return base.step(self, around.before_step(guard, closure), **kwargs)
             finally:
-                after_step(guard)
+                around.after_step(guard)
 
         def __getattribute__(self, name: str) -> Any:
             if name in own or name.startswith("__"):

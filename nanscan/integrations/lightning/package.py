@@ -6,6 +6,7 @@ import sys
 from importlib.util import find_spec
 from typing import Any
 
+from nanscan import messages
 from nanscan.integrations.versions import require
 
 __all__ = ["callback_bases"]
@@ -24,7 +25,9 @@ def callback_bases() -> tuple[Any, ...]:
     used = [name for name in _NAMES if name in sys.modules]
     if not used:
         used = [next((name for name in _NAMES if find_spec(name)), _NAMES[0])]
-    return tuple(_callback_of(require(name, MINIMUM, BELOW, extra="lightning")) for name in used)
+    packages = [require(name, MINIMUM, BELOW, extra="lightning") for name in used]
+    messages.point_past(*packages, *(sys.modules[name] for name in ("lightning_fabric",) if name in sys.modules))
+    return tuple(map(_callback_of, packages))
 
 
 def _callback_of(package: Any) -> Any:

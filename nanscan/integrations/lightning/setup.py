@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from dataclasses import fields
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 import nanscan
+from nanscan.policy import Policy
 
-__all__ = ["check_options", "check_trainer", "is_optimizer", "options_for"]
+__all__ = ["check_alone", "check_options", "check_trainer", "hooks_look_at_gradients", "is_optimizer", "options_for"]
 
 
 def check_options(options: Mapping[str, Any]) -> None:
@@ -24,8 +26,17 @@ def check_options(options: Mapping[str, Any]) -> None:
         raise TypeError(
             f"NanScanCallback has no option {unknown[0]!r}; those of nanscan.wrap are: {', '.join(sorted(known))}"
         )
-    values = {name: value for name, value in options.items() if name not in ("log", "process_group", "find_origin")}
-    nanscan.wrap(torch.optim.SGD([torch.zeros(1)], lr=0.1), **values)
+    decided = {field.name for field in fields(Policy)}
+    Policy(**{name: value for name, value in options.items() if name in decided})
+
+
+def check_alone(trainer: Any, kind: type[Any]) -> None:
+    """Raise ValueError if several callbacks of this kind are to guard the same optimizers."""
+    kinds = [type(callback).__name__ for callback in trainer.callbacks if isinstance(callback, kind)]
+    if len(kinds) > 1:
+        raise ValueError(
+            f"a Trainer takes one NanScanCallback, it has {len(kinds)}: {', '.join(kinds)}. Give one all options"
+        )
 
 
 def check_trainer(trainer: Any) -> None:
@@ -50,6 +61,21 @@ def _is_lbfgs(optimizer: Any) -> bool:
 def is_optimizer(optimizer: Any) -> bool:
     """False for the stand-in of a module whose `configure_optimizers` returns None."""
     return type(optimizer).__name__ != "_MockOptimizer"
+
+
+def hooks_look_at_gradients(trainer: Any, pl_module: Any) -> bool:
+    """True if a hook of the module or of a callback runs between backward and the step, and may read gradients."""
+    owners = [*trainer.callbacks, pl_module]
+    if any(_overrides(owner, "on_before_optimizer_step") for owner in owners):
+        return True
+    return _overrides(pl_module, "configure_gradient_clipping")
+
+
+def _overrides(owner: Any, hook: str) -> bool:
+    """True if the hook is neither Lightning's own, which does nothing or asks for the guard's clipping, nor ours."""
+    found = getattr(owner, hook, None)
+    home = str(getattr(found, "__module__", ""))
+    return found is not None and not home.startswith(("lightning.pytorch.", "pytorch_lightning.", "nanscan."))
 
 
 def options_for(trainer: Any, options: Mapping[str, Any], index: int) -> dict[str, Any]:
