@@ -114,8 +114,8 @@ class Microbatches(ShowsInner):
         ones are not blamed for it. The window ends with `step()`, taken or skipped, or with `zero_grad()`.
 
         Args:
-            loss: of this micro-batch, unscaled: a tensor of any shape or a number. It is looked at too; a bad one that
-                is not dropped has the step judged as bad, also where the gradients are finite.
+            loss: of this micro-batch, unscaled: a tensor of any shape or a number; None: what `observe` got since the
+                last call, if anything. It is looked at too; a bad one that is not dropped has the step judged as bad.
             drop: give up a bad micro-batch: the gradients become what they were before it, and at the step the sum of
                 the others is multiplied by N / (N - dropped), which is right where each loss was divided by N. Give
                 it in every call of a window. After each good micro-batch the gradients are copied (as much memory as
@@ -163,6 +163,8 @@ class Microbatches(ShowsInner):
         if before_backward and not losses and not first:
             raise ValueError("before_backward=True in the middle of a window looks at the loss only: give it")
         window = self._window = self._window or self._new_window()
+        if loss is None and not before_backward:
+            losses = self._losses[window.observed :]
         if before_backward:
             return self._look_before(window, first, losses, drop, weight)
         if not window.open:

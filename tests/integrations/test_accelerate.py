@@ -134,6 +134,20 @@ def test_prepare_observes_the_loss_of_backward(observe_loss: bool) -> None:
     assert [row.name for row in optimizer.last_report.bad] == (["loss"] if observe_loss else [])
 
 
+def test_a_micro_batch_whose_loss_alone_is_bad_is_dropped_without_being_told_the_loss_twice() -> None:
+    accelerator, model, optimizer, _ = make("prepare()", accumulate=3)
+    for micro in range(3):
+        with accelerator.accumulate(model):
+            logits = torch.nn.Sequential.forward(model, torch.ones(3, 2)).expand(3, 4) * torch.arange(4)
+            targets = torch.full((3,), -100 if micro == 1 else 1)  # ignored: the loss is NaN, of gradients 0
+            accelerator.backward(torch.nn.functional.cross_entropy(logits, targets))
+            report = optimizer.check_microbatch(drop=True)
+            assert [row.name for row in report.bad] == (["loss"] if micro == 1 else [])
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not optimizer.step_was_skipped and optimizer.last_report.dropped == (1,)
+
+
 def test_state_is_saved_and_loaded_with_and_without_nanscan(tmp_path: Path) -> None:
     accelerator, model, optimizer, _ = make("prepare()", clip_norm=nanscan.AdaptiveClip("autoclip"))
     for step in range(4):
