@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nanscan import messages
+from nanscan import messages, wrappers
 from nanscan.checks import lost_eps
 from nanscan.clipping import AdaptiveClip
 from nanscan.clipping.state import guard_state, load_guard_state
@@ -58,6 +58,10 @@ class GuardedOptimizer(Microbatches):
         self._agree_over(process_group)
         self._listen(log)
         self._warn_about_eps()
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        wrappers.show_the_guard(cls)
 
     def _listen(self, log: Log | None) -> None:
         self._record.listener = open_log(log)
@@ -377,6 +381,7 @@ def wrap(
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
+    model = wrappers.forward_module(model)
     options: dict[str, Any] = {
         "clip_norm": clip_norm,
         "clip_value": clip_value,
@@ -390,9 +395,10 @@ def wrap(
     if isinstance(optimizer, GuardedOptimizer):
         optimizer._update(model, log, process_group, find_origin, options)
         return optimizer
-    if not type(optimizer).__module__.startswith("accelerate."):
+    accelerated = type(optimizer).__module__.startswith("accelerate.")
+    if not accelerated and wrappers.derived_kind(type(optimizer)) is None:
         return GuardedOptimizer(optimizer, model, Policy(**options), log, process_group, find_origin)
-    inside = importlib.import_module("nanscan.integrations.accelerate").guard_inside  # where gradients are complete
+    inside = importlib.import_module("nanscan.integrations.accelerate" if accelerated else "nanscan.wrappers")
     inner: Any = optimizer.optimizer  # type: ignore[attr-defined]
     guard = GuardedOptimizer(inner, model, Policy(**options), log, process_group, find_origin)
-    return inside(optimizer, guard)  # type: ignore[no-any-return]
+    return inside.guard_inside(optimizer, guard)  # type: ignore[no-any-return]
