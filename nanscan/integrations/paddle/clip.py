@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,7 @@ def clip_grad_norm_(
 
     Raises:
         ValueError: if `max_norm` is 0, negative or NaN.
+        TypeError: if `parameters` are no tensors.
         NonFiniteError: `error_if_nonfinite` and an element is NaN or Inf; it is a RuntimeError, as Paddle's.
 
     The factor is `max_norm / (norm + 1e-6)` where that is below 1, as in `paddle.nn.utils.clip_grad_norm_`.
@@ -51,7 +52,7 @@ def clip_grad_norm_(
     (5.0, [0.6000000238418579, 0.800000011920929])
     """
     limit = valid_limit("max_norm", max_norm)
-    params = [parameters] if isinstance(parameters, paddle.Tensor) else list(parameters)
+    params = _tensors(parameters)
     grads = [p._grad_ivar() for p in params]
     try:
         scan = scan_tensors(grads)
@@ -77,6 +78,21 @@ def clip_grad_norm_(
         )
     wide = any(g is not None and dtype_name(g.dtype) in ("float64", "complex128") for g in grads)
     return paddle.to_tensor(norm, dtype="float64" if wide else "float32")
+
+
+def _tensors(parameters: Any) -> list[Any]:
+    if isinstance(parameters, paddle.Tensor):
+        return [parameters]
+    if isinstance(parameters, paddle.nn.Layer) or not isinstance(parameters, Iterable):
+        raise TypeError(
+            f"parameters must be an iterable of paddle.Tensor, got {type(parameters).__name__}: of a layer, give "
+            "layer.parameters()"
+        )
+    params = list(parameters)
+    for i, param in enumerate(params):
+        if not isinstance(param, paddle.Tensor):
+            raise TypeError(f"parameters[{i}] must be a paddle.Tensor, got {type(param).__name__}")
+    return params
 
 
 @paddle.no_grad()

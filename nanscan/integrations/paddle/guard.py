@@ -68,6 +68,18 @@ class GuardedOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]
         )
         return (None, None) if result is None else result
 
+    def apply_gradients(self, params_grads: Any) -> Any:
+        """As `step`, with these gradients, through the inner optimizer's `apply_gradients`. None where it was skipped.
+
+        Args:
+            params_grads: pairs of a parameter and its gradient, such as `backward` returns; they become its `.grad`.
+        """
+        pairs = [(param, grad) for param, grad in params_grads if grad is not None]
+        for param, grad in pairs:
+            param.grad = grad
+        params = [param for param, _ in pairs]
+        return self._guard.step(lambda: self.optimizer.apply_gradients([(p, p.grad) for p in params]), params)
+
     def observe(self, loss: Any) -> None:
         """Let the loss join the next scan: a NaN or Inf in it counts like one in a gradient, under the name "loss".
 
@@ -194,7 +206,7 @@ def wrap(
     Raises:
         ValueError: if an option has an invalid value.
         TypeError: if `optimizer` is no optimizer of Paddle, or `layer` no layer.
-        NotImplementedError: if the optimizer needs a closure (LBFGS).
+        NotImplementedError: if the optimizer needs a closure (LBFGS), or Paddle is in static mode.
 
     >>> layer = paddle.nn.Linear(2, 1)
     >>> optimizer = wrap(paddle.optimizer.AdamW(parameters=layer.parameters()), layer, clip_norm=1.0)
@@ -204,8 +216,12 @@ def wrap(
     >>> optimizer.step_was_skipped, optimizer.last_report.finite, optimizer.last_report.clip_factor < 1
     (False, True, True)
     """
+    if not paddle.in_dynamic_mode():
+        raise NotImplementedError("a static graph is not guarded, only dygraph is: call paddle.disable_static() first")
     if not isinstance(optimizer, paddle.optimizer.Optimizer):
-        raise TypeError(f"optimizer must be a paddle.optimizer.Optimizer, got {type(optimizer).__name__}")
+        kind = type(optimizer)
+        hint = " of PyTorch: nanscan.wrap guards it" if kind.__module__.startswith("torch.") else ""
+        raise TypeError(f"optimizer must be a paddle.optimizer.Optimizer, got {kind.__name__}{hint}")
     if layer is not None and not isinstance(layer, paddle.nn.Layer):
         raise TypeError(f"layer must be a paddle.nn.Layer or None, got {type(layer).__name__}")
     if isinstance(optimizer, paddle.optimizer.LBFGS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from numbers import Real
 from typing import Any
 
 import paddle
@@ -50,7 +51,7 @@ class Steps:
         if isinstance(loss, paddle.Tensor):
             loss = loss.detach()
             self._losses.append(loss if loss.is_floating_point() or loss.is_complex() else loss.astype("float64"))
-        elif isinstance(loss, (int, float)):
+        elif isinstance(loss, Real):  # NumPy's scalars too
             self._losses.append(paddle.to_tensor(float(loss), dtype="float64"))
         else:
             raise TypeError(f"loss must be a paddle.Tensor or a number, got {type(loss).__name__}")
@@ -147,9 +148,10 @@ class Steps:
             clear(gradients.params)
         diverged = self._note_skip(report, scan.count)
         if action == "raise":
-            raise NonFiniteError(messages.bad_step(report), report)
+            raise NonFiniteError(messages.bad_step(report), report) from self.record.taken_failure()
         if diverged is not None:
-            raise diverged
+            raise diverged from self.record.taken_failure()
+        self.record.raise_failed()
 
     # ---- the record --------------------------------------------------------------------------------------------------
 
@@ -189,6 +191,7 @@ class Steps:
             messages.warn(messages.bad_step(report))
         if due:
             self._judge_parameters(report)
+        self.record.raise_failed()
 
     def _judge_parameters(self, report: StepReport) -> None:
         """A weight is NaN or Inf: raise or warn, as `on_nonfinite` says as far as that is still possible."""
@@ -198,7 +201,7 @@ class Steps:
         self.record.bad_parameter_steps += 1
         text = messages.bad_parameters(report, ())
         if self.policy.decide(report) == "raise":
-            raise NonFiniteError(text, report)
+            raise NonFiniteError(text, report) from self.record.taken_failure()
         if not self._bad_params_warned:
             self._bad_params_warned = True
             messages.warn(text)
