@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -35,7 +36,12 @@ _OUTCOME = {
     "zero": "taken with the bad elements set to 0: {what}",
     "warn": "taken although {what}",
 }
-_INTERNAL = [str(Path(__file__).parent) + os.sep]  # folders whose frames are not the caller's
+_IMPORT = "<frozen importlib._bootstrap"  # the frames of an import statement
+_INTERNAL = [  # folders whose frames are not the caller's
+    str(Path(__file__).parent) + os.sep,
+    str(Path(importlib.__file__).parent) + os.sep,
+    _IMPORT,
+]
 
 
 def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None) -> str:
@@ -153,7 +159,8 @@ def warn(text: str, category: type[Warning] = NonFiniteWarning) -> None:
     if "torch" in sys.modules and not any("/torch/" in folder for folder in _INTERNAL):
         point_past(sys.modules["torch"])
     while frame.f_back is not None and frame.f_code.co_filename.startswith(tuple(_INTERNAL)):
-        level, frame = level + 1, frame.f_back
+        level += not frame.f_code.co_filename.startswith(_IMPORT)  # which `warnings` does not count
+        frame = frame.f_back
     warnings.warn(text, category, stacklevel=level)
 
 

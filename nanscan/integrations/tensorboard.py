@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from collections import defaultdict
 from typing import Any
 
-from nanscan.errors import NonFiniteWarning
+from nanscan import messages
 from nanscan.integrations.versions import require
 from nanscan.report import StepReport, TensorReport
 
@@ -27,14 +26,14 @@ class TensorBoardLog:
 
     Args:
         writer: a `torch.utils.tensorboard.SummaryWriter`, another object with its `add_scalar` and `add_text` (as
-            tensorboardX has), or the path of a folder.
+            tensorboardX has; `flush` and `close` are called where there are any), or the path of a folder.
         every: scalars are written on every so many steps, >= 1; steps that were not healthy always are.
         layers: True: a norm for each parameter; a number n >= 1: one for each module n levels deep, over all its
             parameters; False: none.
         layers_every: those are written on every so many steps, >= 1 (a model has hundreds).
 
     Raises:
-        TypeError: if `writer` is none of these.
+        TypeError: if `writer` is none of these, or a number is no whole one.
         ValueError: if a number is too small.
         ImportError: for a path, without the tensorboard package.
 
@@ -48,6 +47,8 @@ class TensorBoardLog:
 
     def __init__(self, writer: Any, *, every: int = 1, layers: bool | int = True, layers_every: int = 50) -> None:
         for name, value in (("every", every), ("layers_every", layers_every), ("layers", layers or 1)):
+            if not isinstance(value, int):
+                raise TypeError(f"{name} must be a whole number of at least 1, got {value!r}")
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         self.every = every
@@ -61,14 +62,18 @@ class TensorBoardLog:
         if isinstance(writer, (str, os.PathLike)):
             self._folder: str | None = os.path.abspath(writer)
             self._writer = self._opened()
-        elif callable(getattr(writer, "add_scalar", None)) and callable(getattr(writer, "add_text", None)):
+        elif (
+            not isinstance(writer, type)
+            and callable(getattr(writer, "add_scalar", None))
+            and hasattr(writer, "add_text")
+        ):
             folder = getattr(writer, "log_dir", None) or getattr(writer, "logdir", None)
             self._folder = None if folder is None else os.path.abspath(folder)
             self._writer, self._kind = writer, type(writer)
         else:
             raise TypeError(
                 "writer must be a SummaryWriter (an object with add_scalar and add_text) or the path of a folder, got "
-                f"{type(writer).__name__}"
+                f"{f'the class {writer.__name__}' if isinstance(writer, type) else type(writer).__name__}"
             )
 
     def __call__(self, report: StepReport) -> None:
@@ -86,7 +91,7 @@ class TensorBoardLog:
     def close(self) -> None:
         """Write everything to disk and close the writer; the next report opens the folder again."""
         if self._writer is not None and self._pid == os.getpid():
-            self._writer.close()
+            _call(self._writer, "close")
         self._writer = None
 
     def _opened(self) -> Any:
@@ -110,7 +115,7 @@ class TensorBoardLog:
                 self._add(f"grad_norm/{name}", value, report)
         if not healthy:
             self._writer.add_text("nanscan/report", describe(report), report.step)
-            self._writer.flush()  # it may be the last one
+            _call(self._writer, "flush")  # it may be the last one
 
     def _scalars(self, report: StepReport) -> dict[str, float]:
         values = {"norm": report.norm, "clip_factor": report.clip_factor, "skipped_steps": self.skipped_steps}
@@ -128,13 +133,19 @@ class TensorBoardLog:
             self._warned = True
             where = "" if self._folder is None else f" {self._folder}"
             text = f"nanscan: the TensorBoard log{where} {what}; training goes on without it."
-            warnings.warn(text, NonFiniteWarning, stacklevel=3)
+            messages.warn(text)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_writer": None, "_pid": 0}
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TensorBoardLog:
         return self
+
+
+def _call(writer: Any, name: str) -> None:
+    method = getattr(writer, name, None)
+    if method is not None:
+        method()
 
 
 def layer_norms(rows: tuple[TensorReport, ...], depth: bool | int) -> dict[str, float]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import re
-import warnings
 from typing import Any
+
+from nanscan import messages
 
 __all__ = ["require"]
 
@@ -50,10 +51,10 @@ def require(package: str, minimum: str, below: str | None = None, *, extra: str)
         )
     if below is not None and _numbers(version) >= _numbers(below) and package not in _warned:
         _warned.add(package)
-        warnings.warn(
+        messages.warn(
             f"nanscan was tested with {package} >= {minimum}, < {below}; {version} is installed. If its trainer "
             f"misbehaves, try pip install '{package}<{below}'",
-            stacklevel=3,
+            UserWarning,
         )
     return module
 

@@ -150,8 +150,9 @@ def test_writer_that_fails_costs_one_warning_and_no_step(tmp_path: Path) -> None
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         train(model, optimizer, [1.0, 1.0])
-    said = [str(w.message) for w in seen if w.category is NonFiniteWarning]
-    assert len(said) == 1 and "can't be written (OSError: no space left on device); training goes on" in said[0]
+    (said,) = [w for w in seen if w.category is NonFiniteWarning]
+    assert "can't be written (OSError: no space left on device); training goes on" in str(said.message)
+    assert said.filename == __file__
     assert [report.skipped for report in optimizer.history] == [False, False]
 
 
@@ -175,5 +176,32 @@ def test_several_logs_each_get_every_report_also_when_one_raises(tmp_path: Path)
 def test_numbers_below_one_are_refused(option: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{option} must be at least 1, got -1"):
         TensorBoardLog(tmp_path, **{option: -1})
-    with pytest.raises(TypeError, match=r"writer must be a SummaryWriter \(.*\) or the path of a folder, got int"):
-        TensorBoardLog(3)
+    with pytest.raises(TypeError, match=f"{option} must be a whole number of at least 1, got 2.5"):
+        TensorBoardLog(tmp_path, **{option: 2.5})
+
+
+@pytest.mark.parametrize(("writer", "said"), [(3, "int"), (SummaryWriter, "the class SummaryWriter")])
+def test_what_is_no_writer_is_refused(writer: Any, said: str) -> None:
+    with pytest.raises(TypeError, match=rf"writer must be a SummaryWriter \(.*\) or the path of a folder, got {said}"):
+        TensorBoardLog(writer)
+
+
+def test_an_object_with_add_scalar_and_add_text_alone_is_enough() -> None:
+    class Least:
+        def __init__(self) -> None:
+            self.tags: list[str] = []
+
+        def add_scalar(self, tag: str, value: float, step: int, walltime: float | None = None) -> None:
+            self.tags.append(tag)
+
+        def add_text(self, tag: str, text: str, step: int) -> None:
+            self.tags.append(tag)
+
+    writer = Least()
+    log = TensorBoardLog(writer)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        train(*setup(log), [NAN])
+    log.close()
+    assert "nanscan/norm" in writer.tags and writer.tags[-1] == "nanscan/report"
+    assert ["TensorBoard" in str(w.message) for w in seen] == [False]  # the skip is said, and nothing else
