@@ -22,6 +22,7 @@ from nanscan.inner_attributes import give_attributes
 from nanscan.log import Log, describe_run, open_log
 from nanscan.microbatches import Microbatches
 from nanscan.names import Names
+from nanscan.paddle_objects import is_optimizer
 from nanscan.policy import OnNonfinite, OnSpike, Policy
 from nanscan.report import StepReport
 from nanscan.reporting.settings import settings
@@ -378,7 +379,8 @@ def wrap(
     (False, True, True)
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+        hint = " of Paddle: nanscan.integrations.paddle.wrap guards it" if is_optimizer(optimizer) else ""
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}{hint}")
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
     model = wrappers.forward_module(model)

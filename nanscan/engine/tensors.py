@@ -180,6 +180,8 @@ def _not_a_tensor(thing: Any) -> str:
         return f"is a numpy.{kind.__name__}, not a tensor: use torch.from_numpy (or torch.as_tensor)"
     if isinstance(thing, (bool, int, float, complex)):
         return f"is the number {thing!r} ({kind.__name__}), not a tensor: use torch.tensor"
+    if kind.__module__.partition(".")[0] == "paddle":
+        return f"is of Paddle ({kind.__name__}): use nanscan.integrations.paddle for it"
     return f"is a {kind.__module__}.{kind.__qualname__}, not a tensor".replace("builtins.", "")
 
 

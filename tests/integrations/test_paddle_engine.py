@@ -10,6 +10,7 @@ import paddle
 import pytest
 import torch
 
+import nanscan
 from nanscan.engine import active_engine
 from nanscan.engine.result import BadInput
 from nanscan.integrations.paddle import engine, operators
@@ -235,3 +236,12 @@ assert engine.scan_tensors([paddle.nn.Linear(2, 2).weight]).finite
     run = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     assert "torch" in sys.modules and engine.scan_tensors([paddle.full([4], 2.0)]).norm == 4.0
+
+
+def test_what_belongs_to_paddle_is_sent_there_by_what_is_for_torch():
+    layer = paddle.nn.Linear(2, 1)
+    layer(paddle.ones([1, 2])).sum().backward()
+    with pytest.raises(TypeError, match=r"SGD of Paddle: nanscan.integrations.paddle.wrap guards it"):
+        nanscan.wrap(paddle.optimizer.SGD(parameters=layer.parameters()))
+    with pytest.raises(TypeError, match=r"parameters\[0\] is of Paddle .*use nanscan.integrations.paddle"):
+        nanscan.clip_grad_norm_(layer.parameters(), 1.0)
