@@ -15,6 +15,7 @@ from nanscan.distributed import Agreement
 from nanscan.distributed.agreed import AgreedScan
 from nanscan.distributed.gradients import local_grads, local_groups
 from nanscan.engine.result import EngineScan
+from nanscan.engine.shards import dtensor_type
 from nanscan.engine.tensors import flat_params
 from nanscan.names import Names
 from nanscan.policy import Action, Policy
@@ -31,6 +32,7 @@ class Verdict(torch.optim.Optimizer):
     _names: Names
     _steps: int
     _sharded: bool = False  # some parameters are DTensors
+    _group_given: Any = None  # as in `wrap`
     _agreement: Agreement | None  # with the other ranks of a process group; None: this process is alone
 
     def agreed(
@@ -76,10 +78,25 @@ class Verdict(torch.optim.Optimizer):
             return scan.finite_norm
         return agreement.total_norm(scan, self._steps)
 
+    def _agree_over(self, process_group: Any) -> None:
+        raise NotImplementedError
+
+    def notice_shards(self) -> bool:
+        """Whether parameters have become DTensors since `wrap`, as trainers do it: all ranks decide from now on."""
+        kind = dtensor_type()
+        if (
+            self._sharded
+            or kind == ()
+            or not any(isinstance(p, kind) for p in flat_params(self.optimizer.param_groups))
+        ):
+            return False
+        self._agree_over(self._group_given)
+        return True
+
     def _scanned(self, losses: Sequence[Tensor]) -> EngineScan:
         """The scan of this rank's gradients, of sharded parameters of its shards."""
         groups = self.optimizer.param_groups
-        if self._sharded:
+        if self._sharded or self.notice_shards():
             return engine.scan(local_grads(flat_params(groups)), losses)
         return engine.scan_grads(groups, losses)
 

@@ -32,7 +32,7 @@ from nanscan.names import Joined
 from nanscan.policy import ACTIONS, Action
 from nanscan.report import Label, TensorReport
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "device_of"]
 
 _GRADS, _CLAMPED, _PARAMETERS, _RECOVERY = 1.0, 2.0, 3.0, 4.0
 _PHASES = {
@@ -41,6 +41,7 @@ _PHASES = {
     _PARAMETERS: "the parameters",
     _RECOVERY: "the recovery",
 }
+_PER_GUARD = 8.0  # what a guard's number adds to a phase
 _FAILED = -1
 _MOST_ROWS = 1000  # bad tensors that one rank tells the others
 _LOSS = -2  # the position of the first loss, then downwards
@@ -53,15 +54,20 @@ class Agreement:
     Args:
         group: the `torch.distributed.ProcessGroup`.
         equal_gradients: True where every rank holds the same gradients anyway: what they say needs no collective.
+
+    Attributes:
+        number: which guarded optimizer of the group this is, in the order of their `wrap`: ranks that step two of
+            them in different order notice.
     """
 
     def __init__(self, group: Any, equal_gradients: bool = False) -> None:
         self.group = group
         self.equal_gradients = equal_gradients
+        self.number = 0
         self.rank = dist.get_rank()
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self._index = self.ranks.index(self.rank)
-        self._device = _device_of(group)
+        self._device = device_of(group)
         self._own: Own | None = None
         self._labels: Sequence[Label] | None = None
         self._plan: Plan | None = None
@@ -149,11 +155,11 @@ class Agreement:
 
     def decided(self, decide: Callable[[], Action]) -> Action:
         """What the group's first rank decides; the others follow. Called on bad steps only, by all ranks."""
-        code, error = _FAILED, None
+        code, error = _FAILED, None  # type: int, BaseException | None
         if self.rank == self.ranks[0]:
             try:
                 code = ACTIONS.index(decide())
-            except Exception as problem:
+            except BaseException as problem:  # an interrupt too: the others are waiting
                 error = problem
         told = torch.tensor([code], dtype=torch.int64, device=self._device)
         self._run(lambda: dist.broadcast(told, self.ranks[0], group=self.group), "the decision on a bad step")
@@ -200,7 +206,7 @@ class Agreement:
     # ---- what was found ----------------------------------------------------------------------------------------------
 
     def _blank(self, phase: float, step: int) -> Finding:
-        return Finding(phase, step, *[0.0] * 10)
+        return Finding(phase + _PER_GUARD * self.number, step, *[0.0] * 10)
 
     def _finding(self, scan: EngineScan, bad: Sequence[BadTensor], losses: int, step: int, flagged: bool) -> Finding:
         assert self._own is not None and self._plan is not None
@@ -208,7 +214,7 @@ class Agreement:
         flags = FLAGGED * flagged + HAS_NAN * math.isnan(norm) + HAS_INF * math.isinf(norm)
         first = bad[0] if bad else BadTensor(-1.0, -1.0, 0, 0, 0, 0, 0)
         return Finding(
-            _GRADS,
+            _GRADS + _PER_GUARD * self.number,
             step,
             flags,
             self._own.layout,
@@ -282,7 +288,8 @@ class Agreement:
             if finding[:2] != own[:2]:
                 raise RuntimeError(
                     f"nanscan: the ranks are not at the same place: rank {self.rank} shares {_place(own)}, rank {rank} "
-                    f"{_place(finding)}. Every rank must call optimizer.step() equally often, with the same options"
+                    f"{_place(finding)}. Every rank must call optimizer.step() equally often and, with several guarded "
+                    "optimizers, in the same order, with the same options"
                 )
         return findings
 
@@ -313,7 +320,7 @@ class Agreement:
             ) from error
 
 
-def _device_of(group: Any) -> torch.device:
+def device_of(group: Any) -> torch.device:
     """Where the group's collectives take place: the CPU if they can."""
     kinds = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
     if "cpu" in kinds or not torch.accelerator.is_available():
@@ -354,4 +361,6 @@ def _loss_label(bad: BadTensor, losses: int, labels: Sequence[Label]) -> Label:
 
 
 def _place(finding: Finding) -> str:
-    return f"{_PHASES.get(finding.phase, 'something else')} of step {int(finding.step)}"
+    number, phase = divmod(finding.phase, _PER_GUARD)
+    which = f" of guarded optimizer {int(number) + 1}" if number else ""
+    return f"{_PHASES.get(phase, 'something else')} of step {int(finding.step)}{which}"

@@ -38,7 +38,7 @@ def total_over_meshes(
     have = [row[0] for row in scan.rows()]
     meshes: dict[Any, list[int]] = {}
     for position, param in enumerate(params):
-        if is_dtensor(param):
+        if is_dtensor(param) and param.device_mesh.get_coordinate() is not None:  # else the others' business
             meshes.setdefault(param.device_mesh, []).append(position)
     plain = norm_of([at for at in have if not is_dtensor(params[at])])
     norms, flags = [], [float(scan.nan_count), float(scan.inf_count)]

@@ -8,16 +8,36 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nanscan.distributed.agreement import Agreement
+from nanscan.distributed.agreement import Agreement, device_of
 from nanscan.engine.shards import is_dtensor
 
 __all__ = ["agreement_over"]
 
-_groups: dict[tuple[int, ...], Any] = {}  # made here, by their ranks
+
+class _Made:
+    """What belongs to one `init_process_group`: a later one starts with nothing."""
+
+    def __init__(self) -> None:
+        self.world: Any = None
+        self.groups: dict[tuple[int, ...], Any] = {}  # made here, by their ranks
+        self.guards: dict[tuple[int, ...], int] = {}  # how many guarded optimizers a group has
+
+    def now(self) -> _Made:
+        if self.world is not dist.group.WORLD:
+            self.__init__()  # type: ignore[misc]
+            self.world = dist.group.WORLD
+        return self
+
+
+_made = _Made()
 
 
 def agreement_over(
-    process_group: Any, optimizer: Any, params: Sequence[Tensor], model: nn.Module | None
+    process_group: Any,
+    optimizer: Any,
+    params: Sequence[Tensor],
+    model: nn.Module | None,
+    before: Agreement | None = None,
 ) -> Agreement | None:
     """The agreement that `wrap(process_group=...)` asks for; None where this process decides alone.
 
@@ -26,18 +46,38 @@ def agreement_over(
         optimizer: the inner one.
         params: all its parameters.
         model: as in `nanscan.wrap`.
+        before: what this guarded optimizer had until now.
 
     Raises:
         TypeError: it is no process group, True or "default".
-        ValueError: this process is not in the group, or there is no default group yet.
+        ValueError: this process is not in the group, the group lacks ranks that hold shards, or there is no default
+            group yet.
         NotImplementedError: parameters are sharded by FSDP1.
     """
     if process_group is False:
         return None
     _refuse_flat_parameters(params, model)
-    if process_group is None:
-        return _implied(optimizer, params, model)
-    return Agreement(_given(process_group))
+    found = _implied(optimizer, params, model) if process_group is None else Agreement(_given(process_group))
+    if found is None:
+        return None
+    _refuse_missing_ranks(found, params)
+    guards, ranks = _made.now().guards, tuple(found.ranks)
+    if before is not None and before.ranks == found.ranks:
+        found.number = before.number
+    else:
+        found.number = guards.get(ranks, 0)
+        guards[ranks] = found.number + 1
+    return found
+
+
+def _refuse_missing_ranks(agreement: Agreement, params: Sequence[Any]) -> None:
+    held = {rank for param in params if is_dtensor(param) for rank in param.device_mesh.mesh.flatten().tolist()}
+    if agreement.rank in held and not held <= set(agreement.ranks):
+        raise ValueError(
+            f"process_group has the ranks {agreement.ranks}, but parameters are sharded over the ranks {sorted(held)}: "
+            "the norm would lack shards, and ranks would decide differently. Leave process_group out, which takes all "
+            "ranks of the meshes, or give a group of all of them"
+        )
 
 
 def _given(given: Any) -> Any:
@@ -70,10 +110,11 @@ def _refuse_flat_parameters(params: Sequence[Tensor], model: nn.Module | None) -
         )
 
 
-def _implied(optimizer: Any, params: Sequence[Tensor], model: nn.Module | None) -> Agreement | None:
+def _implied(optimizer: Any, params: Sequence[Any], model: nn.Module | None) -> Agreement | None:
     if not dist.is_available() or not dist.is_initialized():
         return None
-    sharded = [param for param in params if is_dtensor(param)]
+    rank = dist.get_rank()
+    sharded = [param for param in params if is_dtensor(param) and rank in param.device_mesh.mesh.flatten().tolist()]
     if sharded:
         return Agreement(_group_of_meshes(sharded))
     if type(optimizer).__name__ == "ZeroRedundancyOptimizer":  # its step() is a collective: all step, or none
@@ -86,7 +127,8 @@ def _implied(optimizer: Any, params: Sequence[Tensor], model: nn.Module | None) 
     if not replicas:
         return None
     reduced = {id(param) for module in replicas for param in _reduced(module)}
-    equal = all(id(param) in reduced or not param.requires_grad for param in params)
+    hooked = any(getattr(module, "_comm_hooks", ()) for module in replicas)  # they may reduce otherwise, or not at all
+    equal = not hooked and all(id(param) in reduced or not param.requires_grad for param in params)
     return Agreement(replicas[0].process_group, equal_gradients=equal)
 
 
@@ -100,14 +142,22 @@ def _group_of_meshes(sharded: Sequence[Any]) -> Any:
     """A group of all ranks of the meshes that the parameters lie on, each taken with the mesh it was cut from."""
     meshes = {id(param.device_mesh): param.device_mesh for param in sharded}.values()
     ranks = tuple(sorted({rank for mesh in meshes for rank in _root(mesh).mesh.flatten().tolist()}))
-    if len(ranks) == dist.get_world_size():
+    alone = all(sorted(_root(mesh).mesh.flatten().tolist()) != list(ranks) for mesh in meshes)
+    if len(ranks) == dist.get_world_size() or alone:  # meshes that only overlap: other ranks see another union
         return dist.group.WORLD
     for mesh in meshes:
         if mesh.ndim == 1 and tuple(sorted(mesh.mesh.tolist())) == ranks:
             return mesh.get_group()
-    if ranks not in _groups:
-        _groups[ranks] = dist.new_group(list(ranks), use_local_synchronization=True)
-    return _groups[ranks]
+    groups = _made.now().groups
+    if ranks not in groups:
+        groups[ranks] = dist.new_group(list(ranks), _timeout_of_world(), use_local_synchronization=True)
+    return groups[ranks]
+
+
+def _timeout_of_world() -> Any:
+    """The default group's, which a group made later does not take over by itself."""
+    world: Any = dist.group.WORLD
+    return getattr(getattr(world._get_backend(device_of(world)), "options", None), "_timeout", None)
 
 
 def _root(mesh: Any) -> Any:
