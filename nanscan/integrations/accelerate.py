@@ -63,7 +63,8 @@ def prepare(accelerator: Accelerator, *objects: Any, observe_loss: bool = True, 
     >>> model, optimizer = prepare(accelerator, model, torch.optim.SGD(model.parameters(), lr=0.1), clip_norm=1.0)
     >>> accelerator.backward(model(torch.full((1, 2), float("inf"))).sum())
     >>> import warnings
-    >>> with warnings.catch_warnings(action="ignore"):
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore")
     ...     optimizer.step()
     >>> optimizer.step_was_skipped, accelerator.optimizer_step_was_skipped, optimizer.last_report.bad[0].name
     (True, True, 'weight')
