@@ -32,7 +32,10 @@ class Ranks:
             process.start()
 
     def run(self, scenario: str, *arguments: Any) -> list[Any]:
-        """What the function called `scenario` returned on each rank, by rank; it gets the rank and the arguments."""
+        """What the function called `scenario` returned on each rank, by rank; it gets the rank and the arguments.
+
+        "module:function" is one of another module than that of the scenarios.
+        """
         for pipe in self._ours:
             pipe.send((scenario, arguments))
         answers = []
@@ -64,7 +67,9 @@ def _serve(rank: int, size: int, path: str, pipe: Connection, scenarios: str, pa
         scenario, arguments = asked
         try:
             torch.manual_seed(0)
-            pipe.send((True, getattr(module, scenario)(rank, *arguments)))
+            place, _, name = scenario.rpartition(":")
+            function = getattr(importlib.import_module(place) if place else module, name)
+            pipe.send((True, function(rank, *arguments)))
         except Exception:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
     dist.destroy_process_group()

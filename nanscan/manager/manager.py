@@ -30,6 +30,7 @@ from nanscan.manager.schedule import Schedule, as_step, positive_int
 from nanscan.manager.sharded.saving import save_together
 from nanscan.manager.sharded.together import Together
 from nanscan.manager.writer import Writer
+from nanscan.reporting.notes import Checkpoints
 from nanscan.state_copy import StateCopy
 
 __all__ = ["CheckpointManager"]
@@ -131,6 +132,7 @@ class CheckpointManager:
         self._writer = Writer()
         weakref.finalize(self, self._writer.send_home)
         self._told: set[str] = set()
+        self._noted = Checkpoints()
         self._closed = False
         self._pid = os.getpid()
         exits.watch(self, sigterm=on_sigterm is not None)
@@ -176,6 +178,7 @@ class CheckpointManager:
         self._check_usable()
         step = as_step(step)
         epoch = None if epoch is None else positive_int("epoch", epoch, least=0)
+        self._noted.of(optimizer)
         given = (model, optimizer, scheduler, scaler, loader)
         if self._together.find(model, optimizer) is not None:
             return save_together(self, step, model, lambda: self._state(step, epoch, given, extra), force)
@@ -241,7 +244,8 @@ class CheckpointManager:
     def _write(self, step: int, state: dict[str, Any]) -> None:
         """Write one checkpoint, then let older ones go."""
         entry = Entry(step, self._folder.file(step))
-        save(state, entry.path, check_finite=self._check_finite, on_unpicklable=self._on_unpicklable)
+        with self._noted.saving(step, entry.path):
+            save(state, entry.path, check_finite=self._check_finite, on_unpicklable=self._on_unpicklable)
         self._retention.wrote(entry, next(iter(self._metric_of(state).values()), None))
         self._retention.apply(step)
         for path in self._folder.unfinished():

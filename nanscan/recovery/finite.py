@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from nanscan import engine
+from nanscan.engine.shards import is_dtensor, logical_index
 from nanscan.names import label_of
 from nanscan.recovery.training_state import Named, TrainingState
 from nanscan.report import Report, TensorReport
@@ -56,4 +57,6 @@ def _bad_rows(named: Sequence[Named]) -> tuple[TensorReport, ...]:
     scan = engine.scan([tensor for _, _, tensor in named])
     if scan.finite:
         return ()
-    return Report.from_scan(scan, [label_of(tensor, names, kind) for names, kind, tensor in named]).bad
+    sharded = [row for row in scan.bad_rows() if is_dtensor(named[row.position][2])]
+    places = {row.position: logical_index(named[row.position][2], row.first_bad) for row in sharded}
+    return Report.from_scan(scan, [label_of(tensor, names, kind) for names, kind, tensor in named], places).bad

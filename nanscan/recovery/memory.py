@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,16 +101,20 @@ class Memory:
         self.older, self.newest, self._spare = self.newest, saved, None
         return ()
 
-    def choose(self) -> Saved | None:
+    def choose(self, anywhere: Callable[[bool], bool] = bool) -> Saved | None:
         """The copy to go back to; None if there is none that is intact.
 
         The newest; but where it has failed before, and its weights are much larger than those of the one before it,
         it was probably taken when the divergence had begun, and is given up for the older one.
+
+        Args:
+            anywhere: says whether something holds on any rank: all give up the same copies.
         """
         newest, older = self.newest, self.older
-        if newest is not None and older is not None and newest.failures and newest.norm() > _GROWN * older.norm():
-            self._drop_newest()
-        while self.newest is not None and not self.newest.intact():
+        if newest is not None and older is not None and newest.failures:
+            if anywhere(newest.norm() > _GROWN * older.norm()):
+                self._drop_newest()
+        while self.newest is not None and anywhere(not self.newest.intact()):
             self._drop_newest()
         return self.newest
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from nanscan import messages
-from nanscan.distributed import Agreement
-from nanscan.distributed.refusals import refuse_sharded_parts
+from nanscan.distributed import Agreement, agreement_over
 from nanscan.errors import CheckpointError, NonFiniteError
 from nanscan.manager import CheckpointManager
 from nanscan.recovery.arguments import check_model, checked_options, checked_parts, guard_of
@@ -23,6 +22,7 @@ from nanscan.recovery.step_watch import StepWatch, listed
 from nanscan.recovery.training_state import TrainingState
 from nanscan.recovery.way_back import WayBack
 from nanscan.report import TensorReport
+from nanscan.snapshot import params_of
 
 __all__ = ["Recovery"]
 
@@ -63,8 +63,9 @@ class Recovery:
         NonFiniteError: the model, its buffers or the optimizer's state are not finite at construction.
         ValueError, TypeError: an argument is invalid, or parameters have no values yet (meta device, lazy modules).
 
-    With several ranks, wrap the optimizer with `process_group=`: when one rank has to go back, all do, to the same step
-    (one small collective for each `step()`). Without it, each rank goes back by itself and the ranks come apart.
+    With several ranks (DTensors, DDP, or an optimizer wrapped with `process_group=`) all go back when one has to, to the
+    same step (one small collective for each `step()`); each keeps copies of its own shards and random numbers. All must
+    make their Recovery, and call `step()`, equally often.
 
     A buffer that holds Inf when it is first seen may go on to hold it (attention masks); a NaN or a new Inf is bad.
 
@@ -95,11 +96,11 @@ class Recovery:
     ) -> None:
         self._options = checked_options(snapshot_every, patience, lr_backoff, max_rollbacks)
         check_model(model, optimizer)
-        refuse_sharded_parts("Recovery", model, optimizer, "save with torch.distributed.checkpoint and restart from it")
         self._optimizer = optimizer
         self._guard = guard_of(optimizer)
         schedulers = checked_parts(scheduler, scaler, manager)
         inner = optimizer if self._guard is None else self._guard.optimizer
+        self._own_ranks = agreement_over(None, inner, params_of(inner), model) if self._guard is None else None
         self._state = TrainingState(model, inner, schedulers, scaler, self._guard)
         self._check = FiniteCheck(self._state)
         self._memory = Memory(self._state, self._check)
@@ -152,8 +153,13 @@ class Recovery:
 
     @property
     def _ranks(self) -> Agreement | None:
-        """Of the guarded optimizer with `process_group=`: its ranks go back together."""
-        return None if self._guard is None else self._guard._agreement
+        """Those that go back together: of the guarded optimizer, or those that a plain one and the model imply."""
+        return self._own_ranks if self._guard is None else self._guard._agreement
+
+    def _anywhere(self, here: bool) -> bool:
+        """True if it is so on any rank."""
+        ranks = self._ranks
+        return here if ranks is None else ranks.in_trouble(here, False, self._index)[0] is not None
 
     def _agreed(self, ranks: Agreement, trouble: Trouble | None, due: bool) -> tuple[Trouble | None, bool]:
         """The trouble of any rank, and whether a snapshot is due on any, which is then taken on all or none."""
@@ -179,6 +185,7 @@ class Recovery:
         reason = f"{type(error).__name__}: {listed(rows) if rows else error}"
         batch = self._replay.current
         self._index += 1
+        self._anywhere(True)  # the others have raised too, or are asking in their step()
         self._roll_back(Trouble("error", reason, rows, () if batch is None else (batch,)))
         self._went_back = True
         return True
@@ -278,9 +285,10 @@ class Recovery:
 
     def _first_snapshot(self) -> None:
         bad = self._memory.take(self._moment())
-        if bad:
+        if self._anywhere(bool(bad)):
+            what = listed(bad) if bad else "another rank's report says what"
             raise NonFiniteError(
-                f"nanscan: nothing to go back to: the training state is not finite already: {listed(bad)}. Make "
+                f"nanscan: nothing to go back to: the training state is not finite already: {what}. Make "
                 "Recovery when weights, buffers and optimizer state are good, or load a good checkpoint first."
             )
 
@@ -339,7 +347,7 @@ class Recovery:
         at = self._index - 1
         for batch in trouble.batches:
             self._bad_batches[batch] = None
-        back = self._way_back.restore(trouble)
+        back = self._way_back.restore(trouble, self._anywhere)
         self._watch.forget()
         self._index, self._last_batch = back.moment.step, back.moment.batch
         self._sizes = self._state.group_sizes()

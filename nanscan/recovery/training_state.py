@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanscan.engine.shards import is_dtensor, local_of
 from nanscan.guard import GuardedOptimizer
 from nanscan.names import clean, names_of, unwrapped
 from nanscan.rng import rng_state, set_rng_state
@@ -174,6 +175,8 @@ def _into_live(saved: Any, live: Any, devices: dict[int, torch.device]) -> Any:
 
 
 def _write(param: Tensor, value: Tensor) -> None:
+    if is_dtensor(param) and is_dtensor(value):  # each rank its shard: no collective
+        param, value = local_of(param), local_of(value)
     if _fits(param, value):
         param.copy_(value)
     else:  # it was given another shape or dtype meanwhile

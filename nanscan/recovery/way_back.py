@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from nanscan import messages
@@ -14,6 +15,7 @@ from nanscan.recovery.memory import Memory, Moment
 from nanscan.recovery.record import Rollback, Trouble, full_report
 from nanscan.recovery.training_state import TrainingState
 from nanscan.report import Report, TensorReport
+from nanscan.reporting.notes import note_rollback
 from nanscan.snapshot import nested_optimizers
 
 __all__ = ["Return", "WayBack"]
@@ -61,8 +63,12 @@ class WayBack:
         self.rollbacks: list[Rollback] = []
         self.given_up: TrainingDiverged | None = None
 
-    def restore(self, trouble: Trouble) -> Return:
+    def restore(self, trouble: Trouble, anywhere: Callable[[bool], bool] = bool) -> Return:
         """Put the best copy back.
+
+        Args:
+            trouble: why.
+            anywhere: as for `Memory.choose`.
 
         Raises:
             TrainingDiverged: there is none.
@@ -70,7 +76,7 @@ class WayBack:
         before = learning_rates(self._state.optimizer)
         if self._guard is not None:
             self._guard.start_over()
-        saved = self._memory.choose()
+        saved = self._memory.choose(anywhere)
         if saved is None:
             return self._restore_from_disk(trouble, before)
         saved.failures += 1
@@ -100,6 +106,7 @@ class WayBack:
                 **vars(trouble),
             )
         )
+        note_rollback(self._guard, self.rollbacks[-1])
         messages.warn(f"nanscan: {self.rollbacks[-1].describe()}.", NonFiniteWarning)
 
     def blame(self, batch: Any) -> bool:

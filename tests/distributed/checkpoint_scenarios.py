@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,3 +102,149 @@ def restore_and_go_on(rank: int, name: str, folder: str) -> Any:
     run.train(3, 6)
     facts = (restored.step, restored.epoch, restored.extra, restored.missing, len(restored.passed_over))
     return at_restore, run.values(), facts
+
+
+def values_after_restore(rank: int, name: str, folder: str) -> Any:
+    """(values, step, parts that were not restored) of a fresh run, on whatever number of ranks."""
+    torch.manual_seed(900 + rank)
+    run = Run(rank, name)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with nanscan.CheckpointManager(folder) as manager:
+            restored = manager.restore(**run.parts)
+    passed = [(item.path.name, item.reason) for item in restored.passed_over]
+    return run.values(), restored.step, passed, [str(item.message) for item in said]
+
+
+def a_nan_on_one_rank(rank: int, folder: str, background: bool) -> Any:
+    """What saving says when the last row of a weight, which the last rank holds, is NaN."""
+    run = Run(rank, "fsdp")
+    run.train(0, 1)
+    with nanscan.CheckpointManager(folder, background=background) as manager:
+        manager.save(1, **run.parts)
+        manager.flush()
+        weight: Any = run.layout.model.down.weight
+        if rank == dist.get_world_size() - 1:
+            weight._local_tensor.detach()[-1, 3] = float("nan")
+
+        def save() -> None:
+            manager.save(2, **run.parts)
+            manager.flush()
+
+        said = outcome(save)
+        return said, [path.name for path in manager.checkpoints()], sorted(item.name for item in Path(folder).iterdir())
+
+
+def rhythm(rank: int, folder: str) -> Any:
+    """Which checkpoints stay, and which calls said that they save; the clocks of the ranks disagree."""
+    run = Run(rank, "fsdp")
+    scores = [0.1, 0.9, 0.3, 0.2, 0.4, 0.6]
+    saved = []
+    with nanscan.CheckpointManager(folder, keep=2, every_steps=2, best=("score", "max"), best_keep=1) as manager:
+        for step in range(1, 13):
+            path = manager.save(step, **run.parts, extra={"score": scores[(step - 1) // 2]})
+            saved.append(None if path is None else path.name)
+        manager.flush()
+        dist.barrier()
+        kept, best = [path.name for path in manager.checkpoints()], manager.best_checkpoint()
+        assert best is not None
+        restored = manager.restore(**run.parts, path=best)
+    with nanscan.CheckpointManager(folder, every_seconds=3600) as manager:
+        manager._schedule._last -= 7200 * (rank == 1)
+        not_due = manager.save(20, **run.parts)
+        manager._schedule._last -= 7200 * (rank == 0)
+        due = manager.save(21, **run.parts)
+    return [name for name in saved if name], kept, best.name, restored.step, not_due, due and due.name
+
+
+def stop_on_one_rank(rank: int, folder: str) -> Any:
+    """One rank gets a SIGTERM; all of them save and end at the same step."""
+    run = Run(rank, "fsdp")
+    with nanscan.CheckpointManager(folder, every_steps=100, on_sigterm="stop") as manager:
+        for step in range(1, 6):
+            if step == 3 and rank == 1:
+                manager._stop()  # what its handler does; these processes run scenarios beside their main thread's tests
+            manager.save(step, force=manager.stop_requested, **run.parts)
+            if manager.stop_requested:
+                break
+        manager.flush()
+        return step, [path.name for path in manager.checkpoints()]
+
+
+def one_rank_can_not(rank: int, folder: str) -> Any:
+    """An argument that is wrong on one rank only, in three ways; nobody waits for it, and the next save works."""
+    run = Run(rank, "fsdp")
+    said = []
+    with nanscan.CheckpointManager(folder, background=False) as manager:
+        bad: dict[str, Any] = {"x": lambda: 1} if rank == 1 else {}
+        said.append(outcome(lambda: manager.save(1, **run.parts, extra=bad)))
+        said.append(outcome(lambda: manager.save(1, **run.parts, extra=3 if rank == 1 else None)))
+        said.append(outcome(lambda: manager.save(1 + rank, **run.parts)))
+        manager.save(4, **run.parts)
+        return said, sorted(item.name for item in Path(folder).iterdir())
+
+
+def buffers_and_weights_apart(rank: int, folder: str) -> Any:
+    """A buffer that each rank has for itself is restored on each; a plain weight that differs is refused."""
+    run = Run(rank, "mixed")
+    run.layout.model.register_buffer("seen", torch.full((3,), float(rank)))
+    with nanscan.CheckpointManager(folder, background=False) as manager:
+        manager.save(1, **run.parts)
+        with torch.no_grad():
+            run.layout.model.seen.zero_()
+        manager.restore(**run.parts)
+        seen = run.layout.model.seen.tolist()
+        with torch.no_grad():
+            run.layout.model.down.bias.add_(rank)
+        said = outcome(lambda: manager.save(2, **run.parts))
+        return seen, said, [path.name for path in manager.checkpoints()]
+
+
+def a_part_that_does_not_fit(rank: int, folder: str) -> Any:
+    """Another model's checkpoint: every rank keeps what it has, also where only one rank can't load."""
+    run = Run(rank, "fsdp")
+    other = Run(rank, "fsdp")
+    with nanscan.CheckpointManager(folder, background=False) as manager:
+        manager.save(1, **run.parts)
+        other.layout.model.register_parameter("new", torch.nn.Parameter(torch.ones(2)))
+        other.train(0, 1)
+        before = other.values()
+        strict = outcome(lambda: manager.restore(**other.parts))
+        same = before == other.values()
+        run.train(0, 1)
+        manager.save(2, **run.parts, loader=Loader(rank, 1))
+        run.train(1, 2)
+        before = run.values()
+        alone = outcome(lambda: manager.restore(**run.parts, loader=Loader(rank, 2)))
+        return strict, same, alone, before == run.values()
+
+
+class Loader:
+    """Can go to another place on the first rank only."""
+
+    def __init__(self, rank: int, at: int) -> None:
+        self.rank, self.at = rank, at
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: Any) -> None:
+        if self.rank and state["at"] != self.at:
+            raise ValueError("not on this rank")
+
+
+def not_there_yet(rank: int, folder: str) -> Any:
+    zero = Run(rank, "zero1")
+    run = Run(rank, "fsdp")
+    average = {"weight": run.layout.model.up.weight}
+    with nanscan.CheckpointManager(folder, background=False, process_group=True) as manager:
+        first = outcome(lambda: manager.save(1, **zero.parts))
+        return first, outcome(lambda: manager.save(1, **run.parts, extra={"average": average}))
+
+
+def save_later(rank: int, folder: str, step: int) -> None:
+    """One more checkpoint, of other values."""
+    run = Run(rank, "fsdp")
+    run.train(0, 1)
+    with nanscan.CheckpointManager(folder, background=False) as manager:
+        manager.save(step, **run.parts)

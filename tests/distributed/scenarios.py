@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 import warnings
 from typing import Any
 
@@ -228,16 +227,11 @@ def refused(rank: int) -> Any:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     layout = LAYOUTS["fsdp"](rank, dist.get_world_size())
-    optimizer = nanscan.wrap(layout.inner, layout.model)
-    with tempfile.TemporaryDirectory() as folder, nanscan.CheckpointManager(folder) as manager:
-        attempts = {
-            "recovery": lambda: nanscan.Recovery(layout.model, optimizer),
-            "save": lambda: manager.save(0, model=layout.model),
-            "restore": lambda: manager.restore(model=layout.model),
-            "find_origin": lambda: nanscan.find_origin(lambda: None),
-            "wrap find_origin": lambda: nanscan.wrap(layout.inner, layout.model, find_origin=True),
-        }
-        texts = {name: _refusal(attempt) for name, attempt in attempts.items()}
+    attempts = {
+        "find_origin": lambda: nanscan.find_origin(lambda: None),
+        "wrap find_origin": lambda: nanscan.wrap(layout.inner, layout.model, find_origin=True),
+    }
+    texts = {name: _refusal(attempt) for name, attempt in attempts.items()}
     flat = FullyShardedDataParallel(fresh(), device_id=torch.device("cpu"))
     texts["fsdp1"] = _refusal(lambda: nanscan.wrap(optimizer_of(flat), flat))
     return texts
