@@ -15,7 +15,7 @@ from nanscan.errors import NonFiniteWarning
 from nanscan.report import StepReport, strict
 from nanscan.reporting.facts import Rhythm, layer_norms, run_facts
 
-__all__ = ["JsonLog", "Log", "note", "open_log"]
+__all__ = ["JsonLog", "Log", "describe_run", "json_logs", "logs_of", "open_log"]
 
 One = str | os.PathLike[str] | Callable[[StepReport], Any]
 Log = One | Sequence[One]
@@ -190,14 +190,7 @@ def json_logs(log: Any) -> list[JsonLog]:
     return [one for one in several if isinstance(one, JsonLog)]
 
 
-def note(optimizer: Any, kind: str, facts: dict[str, Any]) -> None:
-    """Append a line to the JSON logs of a guarded optimizer; nothing happens with any other object.
-
-    Args:
-        optimizer: a `GuardedOptimizer`, or something else.
-        kind: `"checkpoint"` or `"rollback"`.
-        facts: plain data.
-    """
+def logs_of(optimizer: Any) -> list[JsonLog]:
+    """The JSON logs of a guarded optimizer; none of any other object."""
     record = vars(optimizer).get("_record") if hasattr(optimizer, "__dict__") else None
-    for log in json_logs(getattr(record, "listener", None)):
-        log.note(kind, facts)
+    return json_logs(getattr(record, "listener", None))

@@ -22,7 +22,7 @@ from nanscan.cli.output import print_json
 from nanscan.errors import EngineError
 
 ANSI = "\x1b["
-VERBS = ("demo", "env", "scan", "pickle", "bench")
+VERBS = ("demo", "env", "scan", "pickle", "report", "bench")
 COLOUR = re.compile(r"\x1b\[(\d+;)*[39]\d[;m]")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 
 from nanscan._version import __version__
-from nanscan.cli import bench, demo, env, pickle, scan
+from nanscan.cli import bench, demo, env, pickle, report, scan
 from nanscan.cli.output import print_json
 from nanscan.config import load_config
 
@@ -36,7 +36,7 @@ def app() -> None:
         raise click.ClickException(str(error)) from error
 
 
-for verb in (demo.command, env.command, scan.command, pickle.command, bench.command):
+for verb in (demo.command, env.command, scan.command, pickle.command, report.command, bench.command):
     app.add_command(verb)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from torch import nn
@@ -9,6 +10,7 @@ from torch import nn
 from nanscan.ranges.compiled import EagerSteps
 from nanscan.ranges.hooks import ModuleHooks, RootEnd, RootStart
 from nanscan.ranges.judge import Judge
+from nanscan.ranges.log import RangeLog
 from nanscan.ranges.names import innermost, is_scripted, module_names
 from nanscan.ranges.record import Ring, StepRecord
 from nanscan.ranges.recorder import Recorder
@@ -21,7 +23,14 @@ __all__ = ["Watch", "watch"]
 KINDS = ("activation", "gradient")
 
 
-def watch(model: nn.Module, *, every: int = 1, history: int = 64, sample: int | None = 4096) -> Watch:
+def watch(
+    model: nn.Module,
+    *,
+    every: int = 1,
+    history: int = 64,
+    sample: int | None = 4096,
+    log: str | os.PathLike[str] | None = None,
+) -> Watch:
     """Watch the ranges of every module's activations and gradients, step by step.
 
     A step is one call of `model` in training mode with gradients enabled. Results do not change in any bit.
@@ -33,12 +42,16 @@ def watch(model: nn.Module, *, every: int = 1, history: int = 64, sample: int | 
         sample: without the native engine, zeros and underflows in a CPU tensor with more than twice as many elements
             are counted over about so many, evenly spread; None counts all. Everything else is over all elements.
 
+        log: a path, to which rows are appended for `nanscan report`: those of the first 256 measured steps, then of
+            ever fewer, and the first out of range. It can be the file that `wrap(..., log=)` writes.
+
     Returns:
         A `Watch`; `close()` it, or use it as a context manager.
 
     Raises:
         TypeError: `model` is not an `nn.Module`, or is a scripted one.
         ValueError: `every`, `history` or `sample` is below 1.
+        OSError: `log` can't be written.
 
     >>> import torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
@@ -56,14 +69,17 @@ def watch(model: nn.Module, *, every: int = 1, history: int = 64, sample: int | 
     for name, value in (("every", every), ("history", history), ("sample", 1 if sample is None else sample)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name}={value!r}: it must be a whole number of at least 1")
-    return Watch(model, every, history, sample)
+    return Watch(model, every, history, sample, None if log is None else RangeLog(log))
 
 
 class Watch:
     """The ranges of a model's activations and gradients; made by `nanscan.watch`."""
 
-    def __init__(self, model: nn.Module, every: int, history: int, sample: int | None) -> None:
+    def __init__(
+        self, model: nn.Module, every: int, history: int, sample: int | None, log: RangeLog | None = None
+    ) -> None:
         self._ring = Ring(history)
+        self._log = log
         self._judge = Judge()
         self._last: StepRecord | None = None
         self._first_bad: OutOfRange | None = None
@@ -146,6 +162,8 @@ class Watch:
         self._steps = self._recorder.steps
         self._recorder.close()
         self._recorder = None
+        self._settle(wait=True)
+        self._note_last()
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -171,7 +189,7 @@ class Watch:
         self._ring, self._judge, self._recorder = Ring(max(1, len(state["records"]))), Judge(), None
         for step, stats in state["records"]:
             self._ring.begin(step).stats.update(stats)
-        self._last = None
+        self._last, self._log = None, None
         self._first_bad, self._run_up, self._steps = state["first_bad"], state["run_up"], state["steps"]
 
     def _begin(self) -> None:
@@ -189,11 +207,20 @@ class Watch:
                 return
             if self._last is not None and record.step > self._last.step and self._first_bad is None:
                 self._judge.accept(self._last)
+            if self._last is not None and record.step > self._last.step:
+                self._note_last()
             if self._last is None or record.step > self._last.step:
                 self._last = record
             bad = self._judge.first_bad(record) if record.fresh else None
             if bad is not None and self._first_bad is None:
                 self._first_bad, self._run_up = bad, self._rows_up_to(bad)
+                if self._log is not None:
+                    self._log.note_bad(bad)
+
+    def _note_last(self) -> None:
+        """The last step is over: its rows go to the log."""
+        if self._log is not None and self._last is not None:
+            self._log.note_step(self._last)
 
     def _rows_up_to(self, bad: OutOfRange) -> tuple[RangeRow, ...]:
         key = (bad.module, bad.kind)
