@@ -39,13 +39,14 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
             optimization). Reading that waits for a GPU. Default: True.
         save_rng: keep the state of the random numbers in the checkpoints of a run with one process. Default: True.
         recovery: go back to the last good state when the run diverges: True, or a dict of options of
-            `nanscan.Recovery` such as `{"patience": 3, "snapshot_every": 50}`. For one optimizer. Default: False.
+            `nanscan.Recovery` such as `{"patience": 3, "snapshot_every": 50}`. For one optimizer; not with
+            `on_nonfinite="raise"`, and `max_consecutive_skips` has to be larger than the patience. Default: False.
         options: those of `nanscan.wrap`. A `log` that is a path is written by the first rank, for the second optimizer
             to `run.1.jsonl`. With `find_origin=True` and automatic optimization the whole `training_step` is run
             again on the batch that failed.
 
     Raises:
-        TypeError, ValueError: an option that `nanscan.wrap` does not take.
+        TypeError, ValueError: an option that `nanscan.wrap` does not take, or one that leaves Recovery no turn.
 
     >>> callback = NanScanCallback(clip_norm=1.0, on_nonfinite="raise")
     >>> callback.optimizers  # of the present `fit`, or of the last one
@@ -61,14 +62,14 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
         recovery: bool | Mapping[str, Any] = False,
         **options: Any,
     ) -> None:
-        check_options(options)
+        self._recovery_options = _options_of(recovery)
+        check_options(options, self._recovery_options)
         NanScanCallback.__bases__ = callback_bases()  # the other package may have been imported since
         self.options = options
         self.log_metrics = log_metrics
         self.hold_schedulers = hold_schedulers
         self.save_rng = save_rng
         self.recovery: nanscan.Recovery | None = None
-        self._recovery_options = {} if recovery is True else recovery or None
         self._guards: list[GuardedOptimizer] = []
         self._made: list[Any] = []  # Lightning's optimizers around them
         self._clips: ClipRequests | None = None
@@ -282,6 +283,13 @@ class _HeldSchedulers:
         if metric is None and any(scheduler is one for one in self._stepwise) and self._guard.step_was_skipped:
             return
         self._step(scheduler, metric)
+
+
+def _options_of(recovery: bool | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The options of Recovery, None where there is to be none."""
+    if isinstance(recovery, Mapping):
+        return recovery
+    return {} if recovery else None
 
 
 def _is(first: Any, second: Any) -> bool:

@@ -17,17 +17,50 @@ from nanscan.policy import Policy
 
 __all__ = ["check_alone", "check_options", "check_trainer", "hooks_look_at_gradients", "is_optimizer", "options_for"]
 
+_PATIENCE = inspect.signature(nanscan.Recovery).parameters["patience"].default
 
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raise what `nanscan.wrap` would raise about these options, before a training has begun."""
-    known = inspect.signature(nanscan.wrap).parameters.keys() - {"optimizer", "model"}
+
+def check_options(options: Mapping[str, Any], recovery: Mapping[str, Any] | None) -> None:
+    """Raise what `nanscan.wrap` and `nanscan.Recovery` would raise about their options, before a training has begun.
+
+    Args:
+        options: of `wrap`.
+        recovery: of `Recovery`, None where there is none.
+
+    Raises:
+        TypeError, ValueError: also where `Recovery` would never have its turn.
+    """
+    _check_names(options, nanscan.wrap, {"optimizer", "model"})
+    decided = {field.name for field in fields(Policy)}
+    policy = Policy(**{name: value for name, value in options.items() if name in decided})
+    if recovery is not None:
+        _check_names(recovery, nanscan.Recovery, {"model", "optimizer", "scheduler", "scaler"})
+        _check_turn(policy, recovery.get("patience", _PATIENCE))
+
+
+def _check_names(options: Mapping[str, Any], function: Any, given: set[str]) -> None:
+    known = inspect.signature(function).parameters.keys() - given
     unknown = sorted(options.keys() - known)
     if unknown:
         raise TypeError(
-            f"NanScanCallback has no option {unknown[0]!r}; those of nanscan.wrap are: {', '.join(sorted(known))}"
+            f"NanScanCallback has no option {unknown[0]!r}; those of nanscan.{function.__name__} are: "
+            f"{', '.join(sorted(known))}"
         )
-    decided = {field.name for field in fields(Policy)}
-    Policy(**{name: value for name, value in options.items() if name in decided})
+
+
+def _check_turn(policy: Policy, patience: int) -> None:
+    """Raise ValueError if the guard ends the training before Recovery goes back."""
+    if policy.on_nonfinite == "raise":
+        raise ValueError(
+            "NanScanCallback(recovery=...) goes back after several skipped steps, and on_nonfinite='raise' ends the "
+            "training at the first: leave one of them out"
+        )
+    skips = policy.max_consecutive_skips
+    if skips is not None and skips <= patience:
+        raise ValueError(
+            f"NanScanCallback(recovery=...) goes back after {patience} skipped steps, max_consecutive_skips={skips} "
+            "ends the training before: make it larger than Recovery's patience, or None"
+        )
 
 
 def check_alone(trainer: Any, kind: type[Any]) -> None:
