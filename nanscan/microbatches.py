@@ -14,6 +14,7 @@ from torch import Tensor
 from nanscan import engine, messages
 from nanscan.checks import dense_bad_rows
 from nanscan.distributed.agreement import Agreement
+from nanscan.distributed.held_back import note_held_back
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.kept_gradients import KeptGradients
 from nanscan.losses import as_loss, loss_labels
@@ -135,8 +136,8 @@ class Microbatches(ShowsInner):
         Raises:
             TypeError: if `loss` is neither a tensor nor a number.
             ValueError: if `weight` is negative, or `before_backward` comes without a loss in the middle of a window.
-            NotImplementedError: for `drop=True` where the gradients of ranks differ and they can't agree (no
-                `process_group`).
+            NotImplementedError: for `drop=True` where ranks can't agree (no `process_group`) or `fully_shard` holds
+                the gradients back (`set_requires_gradient_sync(False)`).
 
         With a `process_group` each call makes one small collective, so that all ranks drop the same micro-batches;
         every rank must call it equally often.
@@ -158,6 +159,7 @@ class Microbatches(ShowsInner):
         losses = [] if loss is None else [as_loss(loss)]
         if drop and self._agreement is None:
             _refuse_lone_rank(self._names.model, self._flat_params())
+        note_held_back(self, drop, not before_backward)
         self._settle(wait=True)
         first = self._window is None
         if before_backward and not losses and not first:

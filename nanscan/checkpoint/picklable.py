@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from nanscan import paddle_objects
 from nanscan.checkpoint.tensors import Found
 from nanscan.checkpoint.turns import give_way
+from nanscan.engine.shards import is_dtensor
 from nanscan.errors import CheckpointError
 from nanscan.pickling.find import find_unpicklable
 from nanscan.pickling.problem import PickleProblem
 from nanscan.pickling.safe_globals import allowed, allowed_objects
 from nanscan.pickling.weights_only import refused
 
-__all__ = ["PickleWatch", "problems_of", "unpicklable"]
+__all__ = ["PickleWatch", "problems_of", "refuse_paddle", "refuse_shards", "unpicklable"]
 
 _TENSORS = (Tensor, nn.Parameter)
 _GLOBALS = (type, FunctionType, BuiltinFunctionType)
@@ -109,6 +110,18 @@ def refuse_paddle(obj: Any, found: Sequence[Found], path: str) -> None:
         raise CheckpointError(
             f"cannot save to {path!r}: {', '.join(theirs[:3])}{more} are tensors of PaddlePaddle. Use a suffix of "
             "Paddle's files, .pdparams (weights), .pdopt (optimizer) or .pdtensors (any): paddle.load opens them too"
+        )
+
+
+def refuse_shards(found: Sequence[Found], path: str) -> None:
+    """Raise if a tensor is a DTensor: the file would hold one rank's shard, and opens in the same group only."""
+    shards = [item.path for item in found if is_dtensor(item.tensor)]
+    if shards:
+        more = f" and {len(shards) - 3} more" if len(shards) > 3 else ""
+        raise CheckpointError(
+            f"cannot save to {path!r}: {', '.join(shards[:3])}{more}: sharded tensors (DTensor), of which this process "
+            "holds a part. Every rank together: nanscan.CheckpointManager(folder).save(step, model=model, "
+            "optimizer=optimizer). One file: tensor.full_tensor() of each on all ranks, then save on one"
         )
 
 

@@ -14,7 +14,7 @@ from nanscan.checkpoint import digest
 from nanscan.checkpoint.atomic import replacing, target_of
 from nanscan.checkpoint.finite import MODES, check_finite_state
 from nanscan.checkpoint.formats import Format, format_of
-from nanscan.checkpoint.picklable import PickleWatch, problems_of, refuse_paddle, unpicklable
+from nanscan.checkpoint.picklable import PickleWatch, problems_of, refuse_paddle, refuse_shards, unpicklable
 from nanscan.checkpoint.system import refused
 from nanscan.checkpoint.tensors import Found, Seen, tensors_in
 from nanscan.checkpoint.writer import DigestingWriter
@@ -65,7 +65,7 @@ def save(
 
     Raises:
         NonFiniteError: by ``check_finite``, with ``.report``.
-        CheckpointError: by ``on_unpicklable``, with ``.problems``.
+        CheckpointError: by ``on_unpicklable``, with ``.problems``; for sharded tensors (DTensor).
         CheckpointSystemError: the system refused (full disk, permission …): an `OSError` with its ``errno``.
         TypeError: ``path`` is a file object, which can't be replaced in one moment.
 
@@ -109,6 +109,7 @@ def path_of(path: Any) -> str:
 def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str) -> None:
     seen = Seen()
     found = _tensors_in(obj, root, path, seen)
+    refuse_shards(found, path)
     if paddle_objects.imported() and not (form is not None and form.holds_paddle):
         refuse_paddle(obj, found, path)
     try:

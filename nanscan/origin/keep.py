@@ -24,10 +24,10 @@ _INSTEAD = "their memory comes and goes during a step; nanscan.trace() around th
 class Keeper:
     """Parameters, buffers, optimizer state, `.grad`, generators, autocast and gradient mode as they are now."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "find_origin", instead: str = _INSTEAD) -> None:
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._made: set[int] = set()
-        leaves, optimizers, guards = _found_in_memory()
+        leaves, optimizers, guards = _found_in_memory(what, instead)
         self._grads = [(leaf, leaf.grad) for leaf in leaves]
         self._states = [(o, {key: _shallow(value) for key, value in o.state.items()}) for o in optimizers]
         self._groups = [(o, [dict(group) for group in o.param_groups]) for o in optimizers]
@@ -89,7 +89,7 @@ def _whole(tensor: Tensor) -> Tensor:
         return flat
 
 
-def _found_in_memory() -> tuple[list[Tensor], list[torch.optim.Optimizer], list[Any]]:
+def _found_in_memory(what: str, instead: str) -> tuple[list[Tensor], list[torch.optim.Optimizer], list[Any]]:
     """Every leaf that can have a gradient, every optimizer and every guard of the program.
 
     What a step function changes can't be read off it; types are asked instead of `isinstance`, which some objects
@@ -104,7 +104,7 @@ def _found_in_memory() -> tuple[list[Tensor], list[torch.optim.Optimizer], list[
         kind = type(thing)
         if issubclass(kind, Tensor):
             if kind not in (Tensor, nn.Parameter):
-                refuse_sharded([thing], "find_origin", _INSTEAD)
+                refuse_sharded([thing], what, instead)
             if kind in (Tensor, nn.Parameter) and thing.requires_grad and thing.is_leaf:
                 leaves.append(thing)
         elif issubclass(kind, GuardedOptimizer):

@@ -17,6 +17,7 @@ from nanscan.origin.modules import storage_key
 __all__ = ["Kept"]
 
 _PLAIN = (int, float, bool, str, type(None), Tensor)
+_INSTEAD = "before fully_shard it does, and nanscan.preflight(model, optimizer) without a batch always does"
 _TABLES = ("_parameters", "_buffers", "_modules")
 
 
@@ -28,7 +29,7 @@ class Kept:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._keeper = Keeper()
+        self._keeper = Keeper("preflight with a batch", _INSTEAD)
         self._made: set[int] = set()
         every = {id(m): m for root in modules for m in root.modules()}
         self._modules = [(m, _plain_attributes(m), [dict(m.__dict__[t]) for t in _TABLES]) for m in every.values()]
