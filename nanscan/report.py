@@ -234,6 +234,11 @@ class Report:
         more = len(self.bad) - limit
         return "; ".join(clauses) + (f"; and {more} more" if more > 0 else "")
 
+    def _repr_html_(self) -> str:  # notebooks call it
+        from nanscan.reporting.html import report_html
+
+        return report_html(self)
+
 
 @dataclass(frozen=True)
 class StepReport(Report):
