@@ -95,7 +95,7 @@ class PreparedOptimizer(AcceleratedOptimizer, GuardedOptimizer):  # type: ignore
     """
 
     sees_loss = False  # `Accelerator.backward` hands the loss to `observe`
-    clips = False  # the guard clips: `Accelerator.clip_grad_norm_` only promises the norm
+    clips_for: tuple[float, int] | None = None  # the call of `Accelerator.clip_grad_norm_` that the guard clips instead
 
     @property
     def step_was_skipped(self) -> bool:
@@ -268,7 +268,8 @@ def _teach_clip(original: Callable[..., Any]) -> Callable[..., Any]:
         guards = _guards(self)
         if not guards or self.distributed_type in _CLIP_THEMSELVES:
             return original(self, parameters, max_norm, norm_type)
-        if len(guards) == 1 and guards[0].clips:
+        parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if len(guards) == 1 and guards[0].clips_for == (max_norm, len(parameters)) and norm_type == 2:
             return LateNorm.of(self, guards[0], parameters)
         self.unscale_gradients()
         return nanscan.clip_grad_norm_(parameters, max_norm, norm_type)

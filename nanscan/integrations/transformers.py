@@ -96,7 +96,9 @@ class NanScanCallback(TrainerCallback, ExportableState):
         whole = _holds_all(optimizer, model)
         guarded = nanscan.wrap(optimizer, model, **self._options(args, optimizer, whole))
         assert isinstance(guarded, PreparedOptimizer)
-        guarded.clips, guarded.sees_loss = whole, self.observe_loss
+        limit = args.max_grad_norm
+        expected = (limit if limit and limit > 0 else math.inf, sum(1 for _ in model.parameters()))
+        guarded.clips_for, guarded.sees_loss = expected if whole else None, self.observe_loss
         guarded.optimizer.zero_grad()  # a training that was interrupted may have left micro-batches and losses behind
         guarded.optimizer._losses.clear()  # type: ignore[attr-defined]
         self.optimizer = guarded
@@ -105,7 +107,7 @@ class NanScanCallback(TrainerCallback, ExportableState):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """From now on whoever clips through the accelerator does it himself, until training begins again."""
         if self.optimizer is not None:
-            self.optimizer.clips = self.optimizer.sees_loss = False
+            self.optimizer.clips_for, self.optimizer.sees_loss = None, False
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
         """Add what the guard has counted to the entries about training."""

@@ -76,6 +76,28 @@ def test_norms_that_a_trainer_of_ones_own_collects_are_each_of_their_step(tmp_pa
         float(trainer.norms[0])
 
 
+def test_a_limit_that_a_trainer_or_callback_of_ones_own_decides_holds_as_without_the_guard(tmp_path: Path) -> None:
+    class Halving(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            args.max_grad_norm = 0.5**state.global_step
+
+    class OfOneLayer(Trainer):
+        def _clip_grad_norm(self, model: Any) -> Any:
+            self.accelerator.clip_grad_norm_(model.transformer.h[1].parameters(), 0.01)
+            return super()._clip_grad_norm(model)
+
+    def trained(*callbacks: Any) -> Any:
+        args = arguments(tmp_path, max_steps=3, optim="sgd", learning_rate=0.5)
+        trainer = OfOneLayer(tiny_gpt(), args, train_dataset=Tokens(32), callbacks=[*callbacks, Halving()])
+        trainer.train()
+        return trainer
+
+    plain, guarded = trained(), trained(NanScanCallback())
+    assert logged(guarded, "grad_norm") == pytest.approx(logged(plain, "grad_norm"), rel=1e-5)
+    for one, other in zip(plain.model.parameters(), guarded.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+
+
 def test_gradients_of_weights_that_the_optimizer_does_not_hold_count_as_without_the_guard(tmp_path: Path) -> None:
     def trained(*callbacks: Any) -> Any:
         model = tiny_gpt()
