@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanscan import engine
+from nanscan import engine, paddle_objects
 from nanscan.checks import sparse_places
 from nanscan.distributed.gradients import local_grads, local_groups
 from nanscan.engine.result import BadInput, EngineScan
@@ -69,6 +69,8 @@ def clip_grad_norm_(
     limit = valid_limit("max_norm", max_norm)
     order = float(norm_type)
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if paddle_objects.imported() and any(map(paddle_objects.is_tensor, params)):  # the compiled engine may read them
+        raise TypeError("the parameters are Paddle's: use nanscan.integrations.paddle.clip_grad_norm_ for them")
     if any(is_dtensor(p) for p in params):
         return _clip_sharded(params, limit, order, error_if_nonfinite)
     groups = [{"params": params}]

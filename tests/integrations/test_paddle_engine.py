@@ -243,5 +243,5 @@ def test_what_belongs_to_paddle_is_sent_there_by_what_is_for_torch():
     layer(paddle.ones([1, 2])).sum().backward()
     with pytest.raises(TypeError, match=r"SGD of Paddle: nanscan.integrations.paddle.wrap guards it"):
         nanscan.wrap(paddle.optimizer.SGD(parameters=layer.parameters()))
-    with pytest.raises(TypeError, match=r"parameters\[0\] is of Paddle .*use nanscan.integrations.paddle"):
+    with pytest.raises(TypeError, match="Paddle's: use nanscan.integrations.paddle.clip_grad_norm_"):
         nanscan.clip_grad_norm_(layer.parameters(), 1.0)
