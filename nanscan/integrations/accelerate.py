@@ -201,24 +201,31 @@ def _model_of(optimizer: torch.optim.Optimizer, models: Sequence[nn.Module]) -> 
 # ---- what is saved ---------------------------------------------------------------------------------------------------
 
 
-def keep_guard_state(accelerator: Accelerator, optimizers: Iterable[Any]) -> None:
+def keep_guard_state(accelerator: Accelerator, optimizers: Any) -> None:
     """Let `accelerator.save_state` and `load_state` save and load the guards' counters and statistics as well.
 
     They lie in a file of their own, so that a checkpoint loads with and without nanscan, whichever wrote it.
 
     Args:
         accelerator: the accelerator that saves.
-        optimizers: its guarded optimizers; the order counts. Called again, it adds to those that it was given before
-            (but for those that `accelerator.free_memory` has dropped).
+        optimizers: its guarded optimizers, one or several; the order counts. Called again, it adds to those that it was
+            given before (but for those that `accelerator.free_memory` has dropped).
+
+    Raises:
+        TypeError: one of them is not guarded.
     """
+    optimizers = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    for optimizer in optimizers:
+        if not isinstance(optimizer, GuardedOptimizer):
+            raise TypeError(f"a {type(optimizer).__name__} is not guarded: give what nanscan.wrap or prepare returned")
+    if not optimizers:
+        return
+    hooked = "_nanscan_guards" in vars(accelerator)
     kept: list[Any] = vars(accelerator).setdefault("_nanscan_guards", [])
-    hooked = bool(kept)
     present = accelerator._optimizers  # `free_memory` has dropped the others
     kept[:] = [guard for guard in kept if not isinstance(guard, PreparedOptimizer) or _is_in(guard, present)]
-    for optimizer in optimizers:
-        if isinstance(optimizer, GuardedOptimizer) and not _is_in(optimizer, kept):
-            kept.append(optimizer)
-    if kept and not hooked:
+    kept.extend(optimizer for optimizer in optimizers if not _is_in(optimizer, kept))
+    if not hooked:
         accelerator.register_save_state_pre_hook(functools.partial(_save_guards, accelerator))
         accelerator.register_load_state_pre_hook(functools.partial(_load_guards, accelerator))
 

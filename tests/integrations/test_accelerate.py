@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
 
 import nanscan
-from nanscan.integrations.accelerate import PreparedOptimizer, prepare
+from nanscan.integrations.accelerate import PreparedOptimizer, keep_guard_state, prepare
 from tests.guarded import INF, NAN, bits
 from tests.ranks import Ranks
 
@@ -259,6 +259,8 @@ def test_prepare_says_what_it_can_not_use_and_knows_a_model_prepared_before() ->
     accelerator = Accelerator(cpu=True)
     with pytest.raises(ValueError, match="clip_norm given, but no optimizer among the objects"):
         prepare(accelerator, torch.nn.Linear(2, 1), clip_norm=1.0)
+    with pytest.raises(TypeError, match="a SGD is not guarded"):
+        keep_guard_state(accelerator, torch.optim.SGD(torch.nn.Linear(2, 1).parameters()))
     model = accelerator.prepare(torch.nn.Linear(2, 1))
     optimizer = prepare(accelerator, torch.optim.SGD(model.parameters(), lr=0.1))
     accelerator.backward(model(torch.ones(1, 2)).sum() * NAN)
