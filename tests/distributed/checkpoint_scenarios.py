@@ -20,7 +20,8 @@ class Run:
 
     def __init__(self, rank: int, name: str, scale: float = 1.0) -> None:
         self.layout: Layout = LAYOUTS[name](rank, dist.get_world_size())
-        self.optimizer = nanscan.wrap(self.layout.inner, self.layout.model, clip_norm=0.5, **self.layout.options)
+        self.is_ddp = isinstance(self.layout.model, torch.nn.parallel.DistributedDataParallel)
+        self.optimizer: Any = nanscan.wrap(self.layout.inner, self.layout.model, clip_norm=0.5, **self.layout.options)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
         self.parts: dict[str, Any] = {
             "model": self.layout.model,
@@ -48,13 +49,13 @@ class Run:
     def values(self) -> dict[str, Any]:
         """All weights and optimizer state as whole tensors, and what else is restored."""
         model = self.layout.model
-        inner = model.module if isinstance(model, torch.nn.parallel.DistributedDataParallel) else model
+        inner: Any = model.module if self.is_ddp else model
         found = {name: whole(value) for name, value in inner.state_dict().items()}
         names = {id(p): name for name, p in inner.named_parameters()}
         for param, state in self.layout.inner.state.items():
             found.update({f"{names[id(param)]}/{key}": whole(value) for key, value in state.items()})
         found["lr"] = self.scheduler.get_last_lr()
-        found["steps"] = self.optimizer._steps
+        found["steps"] = getattr(self.optimizer, "_steps", None)
         return found
 
 
