@@ -12,7 +12,7 @@ from nanscan.clipping.clip_step import ClipStep
 from nanscan.device_steps import DeviceSource, DeviceSteps, Limiter
 from nanscan.engine.result import EngineScan
 from nanscan.fused import has_step_hooks, one_device, ready_to_skip, takes_scale
-from nanscan.history import Healthy
+from nanscan.history import Healthy, Record
 from nanscan.losses import loss_labels, told_losses
 from nanscan.names import Joined
 from nanscan.report import StepReport
@@ -36,6 +36,7 @@ class DeferredSteps(ClipStep):
     _defer_plan: tuple[object, bool]
     _recorder: Recorder | None
     _window: Window | None
+    _record: Record
 
     def note_skip(self, report: StepReport, rows: int, scale: float = 1.0) -> None:
         """Count and record a skipped step."""
@@ -60,6 +61,8 @@ class DeferredSteps(ClipStep):
             return False
         labels = self._names.refresh(0, inner.param_groups)
         if self._defer_plan[0] is not labels:
+            if self.notice_shards():
+                return False
             device = one_device(inner.param_groups)
             self._defer_plan = (labels, device is not None and (device.type == "cuda" or self._deferred is True))
         return self._defer_plan[1] and takes_scale(inner) and not has_step_hooks(inner) and ready_to_skip(inner)
@@ -87,14 +90,20 @@ class DeferredSteps(ClipStep):
     def _settle(self, wait: bool = False) -> None:
         """Record the device's steps whose answer has arrived; with `wait`, all of them."""
         for report, source in self._device_steps.settled(wait):
-            scan = source.resolved().scan
-            if report.skipped:
-                vars(report)["buffers"] = source.buffers = bad_buffers(self._names.model)
+            try:
+                self._settle_one(report, source)
+            finally:
                 if source.scaled is not None:
-                    source.scaled.explain(report)
-                    source.scale_note = report.scale_note
-                self.note_skip(report, scan.count, source.scale)
-            else:
-                self.finish(report, scan)
-            if source.scaled is not None:
-                source.scaled.watch_step(report)
+                    source.scaled.watch_step(report)
+            self._record.raise_failed()
+
+    def _settle_one(self, report: StepReport, source: DeviceSource) -> None:
+        scan = source.resolved().scan
+        if not report.skipped:
+            self.finish(report, scan)
+            return
+        vars(report)["buffers"] = source.buffers = bad_buffers(self._names.model)
+        if source.scaled is not None:
+            source.scaled.explain(report)
+            source.scale_note = report.scale_note
+        self.note_skip(report, scan.count, source.scale)

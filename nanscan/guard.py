@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
 from typing import Any
 
@@ -13,14 +12,13 @@ from nanscan import messages, wrappers
 from nanscan.checks import lost_eps
 from nanscan.clipping import AdaptiveClip
 from nanscan.clipping.state import guard_state, load_guard_state
+from nanscan.copies import Copies
 from nanscan.distributed import agreement_over
 from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import flat_params
 from nanscan.history import Healthy, History, Record
-from nanscan.inner_attributes import give_attributes
 from nanscan.log import Log, describe_run, open_log
-from nanscan.microbatches import Microbatches
 from nanscan.names import Names
 from nanscan.paddle_objects import is_optimizer
 from nanscan.policy import OnNonfinite, OnSpike, Policy
@@ -32,7 +30,7 @@ __all__ = ["GuardedOptimizer", "wrap"]
 _NOT_FORWARDED = frozenset({"optimizer", "grad_scale", "found_inf"})
 
 
-class GuardedOptimizer(Microbatches):
+class GuardedOptimizer(Copies):
     """An optimizer that looks before it steps; made by `nanscan.wrap`, which documents it.
 
     It holds the inner one as `.optimizer` and shows its live `param_groups`, `state` and `defaults`; attributes it
@@ -72,7 +70,7 @@ class GuardedOptimizer(Microbatches):
     def _agree_over(self, process_group: Any) -> None:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._sharded = any(is_dtensor(p) for p in params)
-        self._agreement = agreement_over(process_group, self.optimizer, params, self.model)
+        self._agreement = agreement_over(process_group, self.optimizer, params, self.model, self._agreement)
         self._group_given = process_group
         self._replan()
 
@@ -108,9 +106,15 @@ class GuardedOptimizer(Microbatches):
     ) -> None:
         """What a second `wrap` changes."""
         self._settle(wait=True)
+        policy, log = self.policy.updated(**options), open_log(log)  # what they refuse changes nothing
+        former = self._names
         if model is not None:
             self._names = Names(model)
-        self._set_policy(self.policy.updated(**options))
+        try:
+            self._set_policy(policy)
+        except ValueError:
+            self._names = former
+            raise
         self._record_forwards(find_origin or (model is not None and self._recorder is not None))
         if process_group is not None or (model is not None and self._group_given is None):
             self._agree_over(process_group)
@@ -248,42 +252,6 @@ class GuardedOptimizer(Microbatches):
 
     def __repr__(self) -> str:
         return f"GuardedOptimizer({self.optimizer!r}, {self.policy!r})"
-
-    # ---- copies ------------------------------------------------------------------------------------------------------
-
-    def __getstate__(self) -> dict[str, Any]:
-        self._settle(wait=True)
-        if self._agreement is not None:
-            messages.warn(messages.group_left_out(), UserWarning)
-        record = self._record
-        return {
-            "optimizer": self.optimizer,
-            "attributes": self.carried_attributes(),
-            "policy": self.policy,
-            "record": record,
-            "names": self._names.known(self.optimizer.param_groups),
-            "log": getattr(record.listener, "path", None) or record.listener,
-            "limits": guard_state(self),
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "policy" not in state:  # torch's own methods hand over a plain optimizer's state
-            self.optimizer.__setstate__(state)
-            return
-        give_attributes(state["optimizer"], state.get("attributes", {}))
-        names = Names(state.get("model"), state["names"])
-        super().__init__(state["optimizer"], names, state["record"], state["policy"])
-        if self._limits is not None and "limits" in state:
-            self._limits.load(state["limits"])
-        self._agree_over(False)
-        self._listen(state["log"])
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> GuardedOptimizer:
-        new = memo[id(self)] = type(self).__new__(type(self))
-        state = {name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()}
-        state["model"] = memo.get(id(self.model))  # None unless the model is copied in the same call
-        new.__setstate__(state)
-        return new
 
 
 def wrap(

@@ -145,6 +145,11 @@ class History(Sequence[StepReport]):
     def __repr__(self) -> str:
         return f"History({len(self)} of at most {self.size} reports, {sum(r.skipped for r in self)} skipped)"
 
+    def _repr_html_(self) -> str:  # notebooks call it
+        from nanscan.reporting.html import history_html
+
+        return history_html(self)
+
     def __getstate__(self) -> dict[str, Any]:
         slim = [entry.without_table() for ring in (self._slim, self._full) for entry in ring]
         return {"size": self.size, "entries": slim}
@@ -170,7 +175,7 @@ class Record:
         spikes: how many were a spike (where that was looked for).
         skipped_last: whether the last one was skipped.
         offenders: the names of the bad tensors of the last skipped steps.
-        listener: is called with the report of every step.
+        listener: is called with the report of every step; what it raises waits for `raise_failed`.
     """
 
     def __init__(self, size: int = 1024) -> None:
@@ -184,6 +189,7 @@ class Record:
         self.history = History(size)
         self.offenders: deque[tuple[str, ...]] = deque(maxlen=OFFENDER_STEPS)
         self.listener: Callable[[StepReport], Any] | None = None
+        self._failed: Exception | None = None
         self._watchers: list[weakref.WeakMethod[Callable[[StepReport], Any]]] = []
 
     def watch(self, method: Callable[[StepReport], Any]) -> None:
@@ -220,9 +226,14 @@ class Record:
 
     def _keep(self, report: StepReport, rows: int) -> None:
         self.steps += 1
+        self._failed = None
+        self.spikes += report.spike is not None
         self.history.append(report, rows)
         if self.listener is not None:
-            self.listener(report)
+            try:
+                self.listener(report)
+            except Exception as error:  # the step is to be finished first
+                self._failed = error
         if self._watchers and (report.skipped or not report.finite or report.parameters):
             self._watchers = [watcher for watcher in self._watchers if watcher() is not None]
             for watcher in self._watchers:
@@ -230,8 +241,19 @@ class Record:
                 if method is not None:
                     method(report)
 
+    def taken_failure(self) -> Exception | None:
+        """What the listener has raised since the last call, None if nothing."""
+        failed, self._failed = self._failed, None
+        return failed
+
+    def raise_failed(self) -> None:
+        """The step is finished: raise what the listener has raised."""
+        failed = self.taken_failure()
+        if failed is not None:
+            raise failed
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "listener": None, "_watchers": []}
+        return {**self.__dict__, "listener": None, "_failed": None, "_watchers": []}
 
 
 def repeat_offender(culprits: Sequence[Sequence[str]], steps: int = OFFENDER_STEPS) -> str | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from nanscan.inner_attributes import carried_attributes
 from nanscan.steps import GuardedSteps
 
 __all__ = ["ShowsInner"]
@@ -47,7 +46,3 @@ class ShowsInner(GuardedSteps):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the inner optimizer's state dict."""
         self.optimizer.load_state_dict(state_dict)
-
-    def carried_attributes(self) -> dict[str, Any]:
-        """What a copy or pickle takes along of the inner optimizer that torch's own would lose."""
-        return carried_attributes(self.optimizer)

@@ -66,12 +66,16 @@ class GuardedSteps(DeferredSteps):
         self._set_policy(policy)
 
     def _set_policy(self, policy: Policy) -> None:
+        former, self._limits = self._limits, limits_for(policy, self._limits)
+        try:
+            self.excluded_from_agc()  # a name that is no parameter's is said now
+        except ValueError:
+            self._limits = former
+            raise
         self.policy = policy
-        self._limits = limits_for(policy, self._limits)
         self._norm_bound = sys.float_info.max if policy.fixed_norm is None else policy.fixed_norm - 1e-6
         if self._limits is not None:  # every norm is to be looked at
             self._norm_bound = -1.0
-            self.excluded_from_agc()  # a name that is no parameter's is said now
         self._value_bound = float("inf") if policy.clip_value is None else policy.clip_value
         if self._record.history.size != policy.history:
             self._record.history = self._record.history.resized(policy.history)
@@ -113,6 +117,8 @@ class GuardedSteps(DeferredSteps):
             raise self._explained(error) from None
         if scan.signature != names.signature or not names.signature:
             names.refresh(scan.signature, inner.param_groups)
+            if self.notice_shards():
+                return self._other_step(closure, kwargs)
         labels = names.latest
         if not 0.0 < scan.norm <= self._norm_bound or scan.inf_norm > self._value_bound:  # NaN is not within bounds
             return self._judge(scan, labels, kwargs)
@@ -271,14 +277,15 @@ class GuardedSteps(DeferredSteps):
         vars(report).update(action=action, skipped=True, buffers=self._bad_buffers())
         if action == "skip":
             self._clear_grads()
-        self.note_skip(report, scan.count, scale)
         if self._limits is not None:
             self._limits.skipped()
+        self.note_skip(report, scan.count, scale)
         if action == "raise":
-            raise NonFiniteError(messages.bad_step(report, scale), report)
+            raise NonFiniteError(messages.bad_step(report, scale), report) from self._record.taken_failure()
         if self._diverged is not None:
             diverged, self._diverged = self._diverged, None
-            raise diverged
+            raise diverged from self._record.taken_failure()
+        self._record.raise_failed()
         return loss
 
     def refuse_spike(self, scan: EngineScan, labels: Sequence[Label], scale: float = 1.0) -> Any:
@@ -306,13 +313,12 @@ class GuardedSteps(DeferredSteps):
         record = self._record
         vars(self.optimizer)["_opt_called"] = True  # else a scheduler made before `wrap` says that step() was forgotten
         record.add_skipped(report, rows)
-        record.spikes += report.spike is not None
         offender = repeat_offender(record.offenders)
         if report.action == "skip" and record.consecutive == self.policy.max_consecutive_skips:
             self._diverged = TrainingDiverged(messages.diverged(report, record.consecutive, offender), report)
-        if report.action == "skip" and not self._run_warned:
+        warned, self._run_warned = self._run_warned, True
+        if report.action == "skip" and not warned:
             messages.warn(messages.bad_step(report, scale, offender))
-        self._run_warned = True
 
     def finish(self, report: StepReport, scan: EngineScan) -> None:
         """What follows a real step: the check of the parameters, the record, the hints."""
@@ -333,16 +339,15 @@ class GuardedSteps(DeferredSteps):
             messages.warn(messages.no_gradients(report.step), UserWarning)
         if due:
             self._judge_parameters(report)
+        self._record.raise_failed()
 
     def _note_spike(self, report: StepReport) -> None:
-        """Count a spike on a step that was taken, warn once per run of them, and let the step enter the history."""
+        """Let a step that was taken enter the history; if it is a spike, warn once per run of them."""
         assert self._limits is not None
         self._limits.taken()
-        if report.spike is not None:
-            self._record.spikes += 1
-            if not self._spike_warned:
-                messages.warn(messages.spike(report))
-        self._spike_warned = report.spike is not None
+        warned, self._spike_warned = self._spike_warned, report.spike is not None
+        if report.spike is not None and not warned:
+            messages.warn(messages.spike(report))
 
     def _judge_parameters(self, report: StepReport) -> None:
         """A weight is NaN or Inf: raise or warn, as `on_nonfinite` says as far as that is still possible."""
@@ -352,7 +357,7 @@ class GuardedSteps(DeferredSteps):
         self._record.bad_parameter_steps += 1
         text = messages.bad_parameters(report, sorted({eps for _, eps in lost_eps(self.optimizer, self._names)}))
         if self.decide(report) == "raise":
-            raise NonFiniteError(text, report)
+            raise NonFiniteError(text, report) from self._record.taken_failure()
         if not self._bad_params_warned:
             self._bad_params_warned = True
             messages.warn(text)

@@ -62,8 +62,9 @@ class AutoClip:
         return order[0] if order is not None and len(order) == self.window else None
 
     def state(self) -> dict[str, Any]:
-        """The norms: oldest first where there is a window, else sorted."""
-        return {"norms": torch.tensor(self._sorted if self._order is None else list(self._order), dtype=torch.float64)}
+        """The norms: oldest first ("ordered") where there is a window, else sorted."""
+        norms = self._sorted if self._order is None else list(self._order)
+        return {"norms": torch.tensor(norms, dtype=torch.float64), "ordered": self._order is not None}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`.
@@ -72,8 +73,18 @@ class AutoClip:
             ValueError: if it is no such state.
         """
         norms = history_of(state, "norms")
+        if self.window is not None and not state.get("ordered", True):
+            norms = _spread(norms, self.window)
         self._order = None if self.window is None else deque(norms[-self.window :])
         self._sorted = array("d", sorted(norms if self._order is None else self._order))
+
+
+def _spread(ordered: Sequence[float], count: int) -> list[float]:
+    """So many of the sorted norms, evenly: nobody knows which were the last, and they stand for all."""
+    last = len(ordered) - 1
+    if count > last:
+        return list(ordered)
+    return [ordered[round((i + 0.5) / count * last)] for i in range(count)]
 
 
 def percentile_with(ordered: Sequence[float], value: float, percentile: float) -> float:

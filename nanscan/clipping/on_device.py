@@ -107,8 +107,9 @@ class DeviceAutoClip:
         """As that of `AutoClip`; waits for the device."""
         count, norms = int(self._count), self._norms.cpu()
         if self.window is None:
-            return {"norms": norms[:count].sort().values}
-        return {"norms": norms[:count].clone() if count <= self.window else norms.roll(-(count % self.window))}
+            return {"norms": norms[:count].sort().values, "ordered": False}
+        held = norms[:count].clone() if count <= self.window else norms.roll(-(count % self.window))
+        return {"norms": held, "ordered": True}
 
 
 class Note:
