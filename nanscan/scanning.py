@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from nanscan import engine, paddle_objects
+from nanscan.checks import full_places
 from nanscan.engine.result import BadInput, EngineScan
-from nanscan.engine.tensors import full_index
 from nanscan.names import label_of
 from nanscan.report import Label, Report
 
@@ -70,7 +70,7 @@ def scan(tensors: Any, *, grads: bool = False) -> Report:
 
 
 def _scanned(values: list[Any]) -> tuple[EngineScan, dict[int, tuple[int, ...]]]:
-    """The engine's answer, and where the first bad element of each sparse tensor stands in its dense shape."""
+    """The engine's answer, and where the first bad element of a sparse or sharded tensor stands in the whole."""
     if paddle_objects.imported():
         theirs = [paddle_objects.is_tensor(value) for value in values]
         if values and all(theirs) and not any(value.is_sparse_csr() for value in values):
@@ -84,7 +84,7 @@ def _scanned(values: list[Any]) -> tuple[EngineScan, dict[int, tuple[int, ...]]]
             for i, (v, paddle) in enumerate(zip(values, theirs, strict=True))
         ]
     found = engine.scan(values)
-    return found, _sparse_places(found, values)
+    return found, {} if found.finite else full_places(found, values)
 
 
 def _label(item: _Item) -> Label:
@@ -165,10 +165,3 @@ def _holds_no_floats(name: str, value: Any) -> bool:
     if name.endswith("_extra_state"):
         return True
     return isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex())
-
-
-def _sparse_places(found: EngineScan, values: list[Any]) -> dict[int, tuple[int, ...]]:
-    if all(value.layout is torch.strided for value in values):
-        return {}
-    sparse = [row for row in found.bad_rows() if values[row.position].layout is not torch.strided]
-    return {row.position: full_index(values[row.position], row.first_bad) for row in sparse}
