@@ -21,6 +21,7 @@ from nanscan.report import Label
 
 __all__ = ["Holding", "Own", "Plan", "first_plan", "plan_of_meshes", "plan_of_tables", "same_values"]
 
+Key = tuple[str, tuple[int, ...], tuple[tuple[int, ...], tuple[int, ...]]]
 _SAMPLES = 16
 _SAME = 1e-3  # replicas drift by rounding only; sketches of other values differ by about their own size
 
@@ -32,6 +33,12 @@ class Holding(NamedTuple):
     mesh: tuple[int, ...] | None
     box: tuple[tuple[int, ...], tuple[int, ...]]
     sketch: float
+    constant: bool  # all sampled elements are equal, as in new biases: values that prove no relation
+
+    @property
+    def key(self) -> Key:
+        """What replicas have in common."""
+        return self.label.names[0], self.label.shape, self.box
 
 
 class Own:
@@ -55,14 +62,14 @@ class Own:
         self.layout = float(zlib.crc32(repr(look).encode()))
         meshes = {id(p.device_mesh): p.device_mesh for p in self.params if is_dtensor(p)}.values()
         self.regular = all(sorted(mesh.mesh.flatten().tolist()) == sorted(ranks) for mesh in meshes)
-        plain = [sketch for p, sketch in zip(params, _sketches(params), strict=True) if not is_dtensor(p)]
+        plain = [sketch for p, (sketch, _) in zip(params, _sketches(params), strict=True) if not is_dtensor(p)]
         self.sketch = math.fsum(plain) if not any(map(math.isnan, plain)) else math.nan
 
     def table(self) -> list[Holding]:
         """What the other ranks have to know where not all hold the same."""
         sketches = _sketches(self.params)
         return [
-            Holding(label, _mesh_ranks(p), _box(p), sketch)
+            Holding(label, _mesh_ranks(p), _box(p), *sketch)
             for p, label, sketch in zip(self.params, self.labels, sketches, strict=True)
         ]
 
@@ -121,8 +128,8 @@ def plan_of_meshes(own: Own, ranks: Sequence[int], rank: int) -> Plan:
 
 def plan_of_tables(tables: Sequence[Sequence[Holding]], mine: int) -> Plan:
     """The plan for ranks that hold different things, from what each of them holds."""
-    linked = _linked(tables)
-    keys = [[(linked[i], h.label.names[0], h.label.shape, h.box) for h in table] for i, table in enumerate(tables)]
+    owners = _owners(tables, _linked(tables))
+    keys = [[(owners[i][h.key], *h.key) for h in table] for i, table in enumerate(tables)]
     kinds, first, count = _assigned([frozenset(row) for row in keys])
     return Plan(
         kinds,
@@ -165,9 +172,39 @@ def _linked(tables: Sequence[Sequence[Holding]]) -> list[int]:
 def _share(one: Sequence[Holding], other: Sequence[Holding]) -> bool:
     if {h.mesh for h in one} & {h.mesh for h in other} - {None}:
         return True
-    theirs = {(h.label.names[0], h.label.shape, h.box): h.sketch for h in other}
-    pairs = [(h.sketch, theirs[key]) for h in one if (key := (h.label.names[0], h.label.shape, h.box)) in theirs]
+    theirs = {h.key: h.sketch for h in other}
+    pairs = [(h.sketch, theirs[h.key]) for h in one if h.key in theirs]
     return bool(pairs) and all(same_values(*pair) for pair in pairs)
+
+
+def _owners(tables: Sequence[Sequence[Holding]], linked: Sequence[int]) -> list[dict[Key, int]]:
+    """For each tensor of each rank the first rank that holds the same: ranks may share a part and differ elsewhere."""
+    owners: list[dict[Key, int]] = []
+    for i, table in enumerate(tables):
+        own = {h.key: linked[i] for h in table}
+        for j in range(i):
+            if linked[i] != linked[j]:
+                own.update({key: owners[j][key] for key in _replicated(table, tables[j]) if own[key] == linked[i]})
+        owners.append(own)
+    return owners
+
+
+def _replicated(one: Sequence[Holding], other: Sequence[Holding]) -> list[Key]:
+    """The plain tensors that both ranks hold, as experts have a dense part in common.
+
+    Equal values tell; new biases are equal anyway, and follow the weight of their module, else all the weights.
+    """
+    theirs = {h.key: h for h in other if h.mesh is None}
+    common = [h for h in one if h.mesh is None and h.key in theirs]
+    equal = {h.key: abs(h.sketch - theirs[h.key].sketch) <= _SAME * abs(h.sketch) for h in common}
+    telling = [h for h in common if not (h.constant and theirs[h.key].constant)]
+
+    def same(holding: Holding) -> bool:
+        module = holding.key[0].rpartition(".")[0]
+        beside = [equal[h.key] for h in telling if h.key[0].rpartition(".")[0] == module]
+        return all(beside) if beside else any(equal[h.key] for h in telling)
+
+    return [h.key for h in common if equal[h.key] and (h in telling or same(h))]
 
 
 def _pattern(param: Any) -> Hashable:
@@ -198,12 +235,15 @@ def _box(param: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 @torch.no_grad()
-def _sketches(params: Sequence[Tensor]) -> list[float]:
-    """For each tensor one number, made from at most 16 elements of the part that is here; NaN where there are none."""
+def _sketches(params: Sequence[Tensor]) -> list[tuple[float, bool]]:
+    """For each tensor one number, made from at most 16 elements of the part that is here, and whether these are equal.
+
+    NaN where there are none.
+    """
     weights = torch.linspace(1.0, 40.0, _SAMPLES, dtype=torch.float64).sin()
     rows: dict[torch.device, list[Tensor]] = {}
     places: dict[torch.device, list[int]] = {}
-    found = [math.nan] * len(params)
+    found = [(math.nan, True)] * len(params)
     for position, param in enumerate(params):
         try:
             sample = _sample(local_of(param) if is_dtensor(param) else param)
@@ -212,7 +252,9 @@ def _sketches(params: Sequence[Tensor]) -> list[float]:
         rows.setdefault(sample.device, []).append(sample)
         places.setdefault(sample.device, []).append(position)
     for device, samples in rows.items():
-        for position, value in zip(places[device], (torch.stack(samples).cpu() @ weights).tolist(), strict=True):
+        table = torch.stack(samples).cpu()
+        told = zip((table @ weights).tolist(), (table == table[:, :1]).all(1).tolist(), strict=True)
+        for position, value in zip(places[device], told, strict=True):
             found[position] = value
     return found
 
@@ -224,5 +266,7 @@ def _sample(tensor: Tensor) -> Tensor:
     sample = torch.zeros(_SAMPLES, dtype=torch.float64, device=values.device)
     if values.numel():
         at = torch.linspace(0, values.numel() - 1, min(_SAMPLES, values.numel()), dtype=torch.float64).long()
-        sample[: len(at)] = values.take(at.to(values.device)).to(torch.float64)
+        taken = values.take(at.to(values.device)).to(torch.float64)
+        sample = taken[-1].repeat(_SAMPLES)
+        sample[: len(at)] = taken
     return sample
