@@ -46,6 +46,10 @@ class Ranks:
         assert not failed, "\n".join(failed)
         return [value for _, value in answers]
 
+    def of(self, scenarios: str) -> Scenarios:
+        """The same processes for the functions of another module."""
+        return Scenarios(self, scenarios)
+
     def close(self) -> None:
         for pipe in self._ours:
             pipe.send(None)
@@ -53,6 +57,17 @@ class Ranks:
             process.join(20)
             if process.is_alive():
                 process.kill()
+
+
+class Scenarios:
+    """One module's functions, run by processes that others use too."""
+
+    def __init__(self, ranks: Ranks, module: str) -> None:
+        self._ranks, self._module = ranks, module
+
+    def run(self, scenario: str, *arguments: Any) -> list[Any]:
+        """As `Ranks.run`."""
+        return self._ranks.run(f"{self._module}:{scenario}", *arguments)
 
 
 def _serve(rank: int, size: int, path: str, pipe: Connection, scenarios: str, patience: float) -> None:

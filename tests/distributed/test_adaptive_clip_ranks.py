@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.ranks import Ranks
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    both = Ranks(scenarios="tests.clip_rank_scenarios")
-    yield both
-    both.close()
-
-
 @pytest.mark.parametrize("rule", ["autoclip", "zclip"])
-def test_every_rank_has_the_same_limits_histories_and_skips(ranks: Ranks, rule: str) -> None:
-    (told, state), (other_told, other_state) = ranks.run("follow", rule)
+def test_every_rank_has_the_same_limits_histories_and_skips(worlds: dict[int, Ranks], rule: str) -> None:
+    (told, state), (other_told, other_state) = worlds[2].run("tests.clip_rank_scenarios:follow", rule)
     assert told == other_told
     assert state == other_state
     assert [(step, what) for step, (_, _, skipped, what) in enumerate(told) if skipped] == [(40, "norm"), (45, "loss")]

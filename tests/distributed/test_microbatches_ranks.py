@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.ranks import Ranks
+from tests.ranks import Ranks, Scenarios
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    processes = Ranks(2, "tests.microbatch_scenarios")
-    yield processes
-    processes.close()
+@pytest.fixture
+def ranks(worlds: dict[int, Ranks]) -> Scenarios:
+    return worlds[2].of("tests.microbatch_scenarios")
 
 
 @pytest.mark.parametrize("before", [False, True], ids=["after", "before"])
 @pytest.mark.parametrize("micro", [0, 1, 2])
-def test_a_microbatch_that_is_bad_on_one_rank_is_dropped_on_all(ranks: Ranks, micro: int, before: bool) -> None:
+def test_a_microbatch_that_is_bad_on_one_rank_is_dropped_on_all(ranks: Scenarios, micro: int, before: bool) -> None:
     found = ranks.run("ddp_drops_on_all_ranks", [(1, micro)], before)
     expected = ranks.run("mean_of_the_rest", [i for i in range(3) if i != micro])[0]
     for weights, dropped, skipped, named in found:
@@ -29,7 +25,7 @@ def test_a_microbatch_that_is_bad_on_one_rank_is_dropped_on_all(ranks: Ranks, mi
             assert {rank for _, rank in named} == {1}, "every rank hears who has it"
 
 
-def test_every_rank_loses_another_one(ranks: Ranks) -> None:
+def test_every_rank_loses_another_one(ranks: Scenarios) -> None:
     found = ranks.run("ddp_drops_on_all_ranks", [(0, 0), (1, 1)], False)
     expected = ranks.run("mean_of_the_rest", [2])[0]
     for weights, dropped, _, _ in found:
@@ -37,7 +33,7 @@ def test_every_rank_loses_another_one(ranks: Ranks) -> None:
         assert [pytest.approx(values, rel=1e-5) for values in expected] == weights
 
 
-def test_sparse_gradients_that_cannot_be_averaged_cost_the_window(ranks: Ranks) -> None:
+def test_sparse_gradients_that_cannot_be_averaged_cost_the_window(ranks: Scenarios) -> None:
     found = ranks.run("ddp_drops_on_all_ranks", [(1, 2)], False, True)
     assert [skipped for _, _, skipped, _ in found] == [True, True]
     assert found[0][0] == found[1][0]
