@@ -44,15 +44,19 @@ def command(epochs: int, rounds: int, seed: int, log: Path, as_json: bool) -> in
     """
     from nanscan.demo import run_demo
     from nanscan.demo.run import Settings
+    from nanscan.reporting.page import write_page
+    from nanscan.reporting.reading import read_log
 
     settings = Settings(epochs=epochs, seed=seed, cost_rounds=rounds)
     with _Progress(hidden=as_json) as progress, warnings.catch_warnings():
         warnings.simplefilter("ignore", NonFiniteWarning)  # the table says it, and the log
         result = run_demo(log.absolute(), settings, progress.update)
+    report = log.absolute().with_suffix(".html")
+    write_page(read_log(log), report)
     if as_json:
-        print_json(result.to_dict())
+        print_json({**result.to_dict(), "report": str(report)})
     else:
-        _print(result)
+        _print(result, report)
     return 0 if result.guarded.finite and result.guarded.accuracy > PASS_MARK else 1
 
 
@@ -81,13 +85,14 @@ class _Progress:
             self._console.print(f"{PHASES[phase]}: {done} of {total}")
 
 
-def _print(result: DemoResult) -> None:
+def _print(result: DemoResult, report: Path) -> None:
     console = results_console()
     console.print("[bold]Same seed, same data, same fault[/bold]")
     console.print(_runs_table(result.plain, result.guarded))
     _print_fault(console, result.guarded)
     _print_cost(console, result.cost, result.engine)
     console.print(f"\nStep log of the guarded run: {result.log}", soft_wrap=True, markup=False)
+    console.print(f"Its report, to open in a browser: {report}", soft_wrap=True, markup=False)
 
 
 def _runs_table(plain: RunResult, guarded: RunResult) -> Table:

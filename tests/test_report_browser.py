@@ -1,0 +1,205 @@
+"""The page of `nanscan report` in a real headless Chromium: found on PATH or by NANSCAN_CHROMIUM, else skipped."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nanscan.reporting.page import write_page
+from nanscan.reporting.reading import read_log
+from tests.report_logs import EVIL, origin, skipped, step, train, write, write_long
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = os.environ.get("NANSCAN_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium on PATH: apt-get install chromium, or set NANSCAN_CHROMIUM to one"
+)
+STEPS = "echarts.getInstanceByDom(document.getElementById('steps'))"
+ZOOM = f"(() => {{ const z = {STEPS}.getOption().dataZoom[0]; return [z.startValue, z.endValue]; }})()"
+PIXEL = f"""([x, lane]) => {{ const r = document.getElementById('steps').getBoundingClientRect();
+  const [px, py] = {STEPS}.convertToPixel({{ gridIndex: 1 }}, [x, lane]); return [r.left + px, r.top + py]; }}"""
+SKIPS = f"{STEPS}.getOption().series.find((series) => series.name === 'skip').data.length"
+COLOURS = """[...document.querySelectorAll('.chart')].map((chart) => chart.querySelector('canvas')).map((c) =>
+  new Set(new Uint32Array(c.getContext('2d').getImageData(0, 0, c.width, c.height).data.buffer)).size)"""
+LUMINANCE = """(() => { const c = document.createElement('canvas').getContext('2d');
+  return ['backgroundColor', 'color'].map((name) => {
+    c.fillStyle = getComputedStyle(document.body)[name]; c.fillRect(0, 0, 1, 1);
+    const [r, g, b] = c.getImageData(0, 0, 1, 1).data; return 0.2126 * r + 0.7152 * g + 0.0722 * b; }); })()"""
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page that was opened from disk, and what went wrong meanwhile."""
+
+    def __init__(self, chromium: Any, log: Path, **options: Any) -> None:
+        self.file = log.with_suffix(".html")
+        self.size = write_page(read_log(log), self.file)
+        self.errors: list[str] = []
+        self.requests: list[str] = []
+        self.page = chromium.new_page(**{"viewport": {"width": 1100, "height": 1000}, **options})
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.goto(self.file.as_uri())
+
+    def __enter__(self) -> Any:
+        return self.page
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.page.close()
+        if kind is None:
+            assert self.errors == []
+            assert [url for url in self.requests if url != self.file.as_uri() and not url.startswith("data:")] == []
+            assert self.size < 5_000_000
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("run"))
+
+
+def test_page_of_a_real_run_shows_all_its_parts_without_a_network(chromium: Any, run: Path) -> None:
+    with Opened(chromium, run) as page:
+        heads = page.locator("h2").all_inner_texts()
+        assert heads == [
+            "The steps", "Events", "Where it came from", "Repeat offenders", "Gradient norm of each layer",
+            "Ranges of activations and gradients", "Rollbacks", "Checkpoints", "Environment",
+        ]  # fmt: skip
+        assert page.locator("#verdict").inner_text() == "4 of 40 steps were skipped; 1 rollback."
+        drawn = page.evaluate(COLOURS)
+        assert len(drawn) == 3 and min(drawn) > 20, "each chart has colours on it"
+        page.locator("summary").click()
+        assert "0.weight" in page.locator("main details").inner_text()
+        assert "refused" in page.locator("#h-checkpoint ~ .scroll").inner_text()
+        assert "report_logs.py" in page.locator(".origin").first.inner_text()
+
+
+def test_skip_is_told_when_its_mark_is_clicked_or_reached_by_key(chromium: Any, tmp_path: Path) -> None:
+    lines = [skipped(n, "head.bias", origin=origin()) if n in (20, 60) else step(n) for n in range(80)]
+    with Opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
+        details = page.locator("#details")
+        assert not details.is_visible()
+        page.mouse.click(*page.evaluate(PIXEL, [60, 0]))
+        text = details.inner_text()
+        assert "step 60: skipped: head.bias" in text and "2 NaN, 1 Inf, first at [0]" in text
+        assert "train.py:7" in text and "y = x.log()" in text and "Hint: clamp the argument first" in text
+        page.focus("#steps")
+        page.keyboard.press("p")
+        assert "step 20: skipped" in details.inner_text()
+        details.get_by_role("button", name="Close").press("Enter")
+        assert not details.is_visible()
+        page.locator("[data-x]").last.press("Enter")
+        assert "step 60: skipped" in details.inner_text()
+
+
+def test_zoom_and_hover_by_mouse_wheel_buttons_and_keys(chromium: Any, tmp_path: Path) -> None:
+    with Opened(chromium, write(tmp_path / "run.jsonl", *[step(n, norm=1.0 + n) for n in range(200)])) as page:
+        box = page.locator("#steps")
+        place = box.bounding_box()
+        page.mouse.move(place["x"] + 500, place["y"] + 100)
+        page.wait_for_function("document.getElementById('steps').innerText.includes('norm: ')")
+        assert "step " in box.inner_text()
+        page.mouse.wheel(0, -400)
+        page.wait_for_function(f"{ZOOM}[1] - {ZOOM}[0] < 190")
+        page.get_by_role("button", name="All steps").click()
+        assert page.evaluate(ZOOM) == [0, 199]
+        page.get_by_role("button", name="Zoom in").click()
+        assert page.evaluate(ZOOM) == [49.75, 149.25]
+        box.focus()
+        page.keyboard.press("ArrowRight")
+        assert page.evaluate(ZOOM)[0] > 70
+        page.keyboard.press("0")
+        assert page.evaluate(ZOOM) == [0, 199]
+
+
+def test_names_that_are_markup_are_shown_and_do_nothing(chromium: Any, tmp_path: Path) -> None:
+    evil = f"</script>{EVIL}\u2028{{{{7*7}}}}'\""
+    facts = {"program": evil, "settings": {"optimizer": evil, "guard": {evil: evil}}, "parameters": [[evil, [1], evil]]}
+    facts |= {"packages": {evil: evil}, "engine": {"engine": evil}, "devices": [evil], "gpus": [evil]}
+    range_row = {"module": evil, "kind": evil, "min": 0.0, "max": 1.0, "rms": 0.5, "zero_fraction": 0.0}
+    log = write(
+        tmp_path / "run.jsonl",
+        step(0, run=facts, layer_norms={evil: 1.0}, run_id=evil),
+        skipped(
+            1, evil, origin=origin(op=evil, module=evil, file=evil, code=evil, hint=evil), run_id=evil, scale_note=evil
+        ),
+        {"kind": "ranges", "step": 1, "rows": [range_row]},
+        {"kind": "out_of_range", "step": 1, "module": evil, "tensor": evil, "reason": evil},
+        {"kind": "rollback", "step": 1, "to_step": evil, "reason": evil, "source": evil},
+        {"kind": "checkpoint", "step": 1, "path": evil, "error": evil, "refused": True},
+        step(2, layer_norms={evil: 2.0}, run_id=evil),
+    )
+    with Opened(chromium, log) as page:
+        page.locator("[data-x]").first.click()
+        assert EVIL in page.locator("#details").inner_text() and EVIL in page.locator("#events").inner_text()
+        for chart in ("#steps", "#layers", "#ranges"):
+            page.locator(chart).scroll_into_view_if_needed()
+            place = page.locator(chart).bounding_box()
+            page.mouse.move(place["x"] + place["width"] * 0.6, place["y"] + 20)
+            page.mouse.move(place["x"] + place["width"] * 0.61, place["y"] + 24)
+        page.wait_for_function("document.getElementById('ranges').innerText.includes('script')")
+        assert page.evaluate("window.hacked") is None
+        assert page.locator("img").count() == 0 and page.locator("script").count() == 3
+
+
+def test_dark_mode_paper_and_narrow_screens_are_readable(chromium: Any, run: Path) -> None:
+    with Opened(chromium, run, color_scheme="dark") as page:
+        background, text = page.evaluate(LUMINANCE)
+        assert background < 40 and text > 200
+        page.emulate_media(color_scheme="light")
+        background, text = page.evaluate(LUMINANCE)
+        assert background > 240 and text < 60
+        page.emulate_media(color_scheme="dark", media="print")
+        assert page.evaluate(LUMINANCE)[0] > 240, "paper is white"
+        assert len(page.pdf()) > 20_000
+        page.emulate_media(color_scheme="dark", media="screen")
+        assert page.locator("canvas.paper").count() == 0, "the copies for paper are gone"
+        page.set_viewport_size({"width": 360, "height": 700})
+        page.wait_for_function("document.scrollingElement.scrollWidth <= innerWidth", timeout=10_000)
+
+
+def test_100_000_steps_load_in_two_seconds_with_every_skip_marked(chromium: Any, tmp_path: Path) -> None:
+    bad = frozenset([*range(37, 100_000, 101), *range(50_000, 50_400)])
+    log = write_long(tmp_path / "run.jsonl", 100_000, bad)
+    times = []
+    with Opened(chromium, log) as page:
+        marked = page.evaluate("JSON.parse(document.getElementById('data').textContent).marks.skip")
+        assert {first + i for first, count in marked for i in range(count)} == set(bad)
+        assert page.evaluate(SKIPS) == len(bad)
+        for _ in range(4):
+            times.append(int(page.evaluate("document.documentElement.dataset.ready")))
+            page.reload()
+    assert min(times) <= 2000, f"milliseconds until it is drawn: {times}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "There is no step in this log"),
+        ([step(0), '{"step": 1, "norm": NaN}', step(5), "Epoch 3/10", '{"step": 6, "no'], "4 steps missing"),
+        ([step(n, run_id=name) for n in range(3) for name in ("a", "b")], "The log holds 2 runs"),
+        ([skipped(n, "w") for n in range(5)], "the environment is unknown"),
+    ],
+    ids=["empty", "broken", "two runs", "nothing finite"],
+)
+def test_broken_logs_still_open_and_say_what_is_missing(
+    lines: list[Any], words: str, chromium: Any, tmp_path: Path
+) -> None:
+    with Opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
+        assert words in page.locator("#problems").inner_text()
+        assert page.locator("#events").is_visible()
+        if lines:
+            page.get_by_role("button", name="Zoom in").click()

@@ -1,0 +1,164 @@
+"""What a log holds beside its steps, how a log in any state is read, and what is said of it."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+import nanscan
+from nanscan.report import StepReport
+from nanscan.reporting.data import page_data
+from nanscan.reporting.reading import read_log
+from nanscan.reporting.summary import summary
+from tests.report_logs import EVIL, origin, skipped, step, train, write
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("run"))
+
+
+def lines_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_every_step_stays_one_line_that_reads_as_its_report(run: Path) -> None:
+    steps = [line for line in lines_of(run) if "kind" not in line]
+    assert [StepReport.from_dict(line).step for line in steps] == list(range(40))
+    assert len({line["run_id"] for line in steps}) == 1
+
+
+def test_first_line_says_versions_engine_settings_and_parameters(run: Path) -> None:
+    first, *rest = [line for line in lines_of(run) if "kind" not in line]
+    about = first["run"]
+    assert about["nanscan"] == nanscan.__version__ and about["packages"]["torch"] == torch.__version__
+    assert about["engine"]["engine"] == nanscan.engine_info().engine
+    assert about["settings"]["optimizer"] == "AdamW" and about["settings"]["guard"]["clip_norm"] == 0.5
+    assert about["parameters"][0] == ["0.weight", [8, 4], "float32"]
+    assert not any("run" in line for line in rest)
+
+
+def test_loss_keeps_its_sign_and_layer_norms_make_up_the_norm(run: Path) -> None:
+    first = lines_of(run)[0]
+    assert first["loss"] < 0, "the mean of squares, minus 50"
+    assert list(first["layer_norms"]) == ["0", "2"]
+    assert math.hypot(*first["layer_norms"].values()) == pytest.approx(first["norm"], rel=1e-3)
+
+
+def test_layer_norms_become_rare_and_stay_dense_enough(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=0.0), log=tmp_path / "run.jsonl")
+    for _ in range(1500):
+        weight.grad = torch.ones(2)
+        optimizer.step()
+    noted = [line["step"] for line in lines_of(tmp_path / "run.jsonl") if "layer_norms" in line]
+    assert noted[:256] == list(range(256))
+    assert 500 < len(noted) < 700 and max(b - a for a, b in zip(noted, noted[1:], strict=False)) <= 8
+
+
+def test_summary_of_a_real_run_counts_what_happened(run: Path) -> None:
+    about = summary(read_log(run))
+    assert about["steps"] == 40 and about["skipped"] == 4 and about["first_skipped_step"] == 10
+    assert about["rollbacks"] == 1
+    assert about["checkpoints"] == {"saved": 1, "refused": 1, "failed": 0}
+    assert about["origins"][0]["op"] == "input" and about["origins"][0]["file"].endswith("report_logs.py")
+    assert about["offenders"][0]["steps"] == 4
+    assert about["problems"] == []
+    assert about["verdict"] == "4 of 40 steps were skipped; 1 rollback."
+
+
+def test_ranges_and_the_first_out_of_range_are_in_the_log(run: Path) -> None:
+    (found,) = read_log(run).runs
+    assert {row["module"] for row in found.notes["ranges"][0]["rows"]} == {"0", "1", "2"}
+    (bad,) = found.notes["out_of_range"]
+    assert bad["tensor"] == "activation" and "non-finite" in bad["reason"]
+
+
+def test_device_decided_steps_log_their_loss(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=0.1, fused=True), log=tmp_path / "run.jsonl")
+    optimizer._deferred = True  # as on CUDA
+    for loss in (-2.0, float("nan")):
+        weight.grad = torch.ones(2)
+        optimizer.observe(torch.tensor([loss, loss]))
+        optimizer.step()
+    with pytest.warns(nanscan.NonFiniteWarning):
+        assert optimizer.skipped_steps == 1
+    assert [line["loss"] for line in lines_of(tmp_path / "run.jsonl")] == [-2.0, "NaN"]
+
+
+BROKEN = {
+    "empty": ("", ["There is no step in this log"]),
+    "cut": (json.dumps(step(0)) + "\n" + json.dumps(step(1))[:40], ["last line is cut off", "environment is unknown"]),
+    "tokens": ('{"step": 0, "norm": NaN, "loss": Infinity, "skipped": true}\n', ["environment is unknown"]),
+    "foreign": ('hello\n{"a": 1}\n[1]\n' + json.dumps(step(3)) + "\n", ["1 line is no", "2 lines are", "at step 3"]),
+    "binary": ("\x00\xff\x1b\n" + json.dumps(step(0)) + "\n", ["1 line is no JSON"]),
+    "gap": ("".join(json.dumps(step(n)) + "\n" for n in (0, 1, 5, 9)), ["6 steps missing in the log: 2–4, 6–8"]),
+    "types": (json.dumps(step(0, norm=[], loss="x", bad={"a": 1}, spike=3, origin=5, layer_norms=[1])) + "\n", []),
+    "notes first": (json.dumps({"kind": "rollback", "to_step": None}) + "\n" + json.dumps(step(0)) + "\n", []),
+    "huge": (json.dumps(step(0, norm=10**400, nan_count=10**30)) + '\n{"step": 1e999, "norm": 1}\n', ["1 line is"]),
+    "deep": ("[" * 100_000 + "\n", ["1 line is no JSON"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_broken_log_opens_and_says_what_is_missing(name: str, tmp_path: Path) -> None:
+    text, words = BROKEN[name]
+    path = tmp_path / "run.jsonl"
+    path.write_bytes(text.encode("latin-1" if name == "binary" else "utf-8"))
+    log = read_log(path)
+    said = " ".join(log.problems)
+    assert [word for word in words if word not in said] == []
+    json.dumps([summary(log), page_data(log)])
+
+
+def test_two_runs_in_one_file_are_told_apart(tmp_path: Path) -> None:
+    runs = [[step(n, run_id=name) for n in range(5)] for name in ("a", "b")]
+    mixed = [line for pair in zip(*runs, strict=True) for line in pair]
+    old = [{key: value for key, value in step(n).items() if key != "run_id"} for n in (0, 1, 2, 0, 1)]
+    for lines, sizes in ((mixed, [5, 5]), (old, [3, 2])):
+        log = read_log(write(tmp_path / "run.jsonl", *lines))
+        assert [run.steps for run in log.runs] == sizes
+        assert "The log holds 2 runs" in log.problems[0]
+        assert [run["x"] for run in page_data(log)["runs"]] == [0, sizes[0]]
+
+
+def test_no_skip_is_ever_thinned_away_and_extremes_stay(tmp_path: Path) -> None:
+    bad = {7, 8, 9, 5_000, 29_999}
+    lines = [skipped(n, "w") if n in bad else step(n, norm=50.0 if n == 12_345 else 1.0) for n in range(30_000)]
+    data = page_data(read_log(write(tmp_path / "run.jsonl", *lines)))
+    assert data["marks"]["skip"] == [[7, 3], [5_000, 1], [29_999, 1]]
+    assert len(data["series"]["norm"]) <= 10_000 and [12_345, 50.0] in data["series"]["norm"]
+    assert [(group["first"], group["count"]) for group in data["groups"]] == [(7, 3), (5_000, 1), (29_999, 1)]
+
+
+def test_notebook_views_escape_names_and_name_the_culprit() -> None:
+    report = nanscan.scan({EVIL: torch.tensor([1.0, float("nan")]), "fine": torch.ones(2)})
+    html = report._repr_html_()
+    assert "<script" not in html and "<img" not in html and "&lt;script&gt;" in html
+    assert "1 NaN, 0 Inf" in html and "fine" not in html
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = nanscan.wrap(torch.optim.SGD([{"params": [weight], "param_names": [EVIL]}], lr=0.1))
+    for value in (1.0, 2.0, float("nan")):
+        weight.grad = torch.full((2,), value)
+        with pytest.warns() if value != value else _nothing():
+            optimizer.step()
+    html = optimizer.history._repr_html_()
+    assert "3 of at most 1024 steps, 1 skipped" in html and "<svg" in html and "<script" not in html
+    assert "step 2, skip" in optimizer.last_report._repr_html_()
+
+
+class _nothing:
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_origin_keeps_its_source_line_and_hint(tmp_path: Path) -> None:
+    log = read_log(write(tmp_path / "run.jsonl", step(0), skipped(1, origin=origin())))
+    (found,) = summary(log)["origins"]
+    assert (found["file"], found["line"], found["code"]) == ("train.py", 7, "y = x.log()")
+    assert page_data(log)["details"]["1"]["origin"]["hint"] == "clamp the argument first"
