@@ -79,6 +79,10 @@ class _Evaluations:
             if saved is not None:
                 saved.restore()
             return self.guard.refuse(stop.report, stop.action, stop.scan, loss=stop.loss)
+        except BaseException:
+            if self.report is not None:
+                self.guard._steps = self.report.step  # it was no step
+            raise
         report, scan = self._report()
         self.guard.finish(report, scan)
         return result

@@ -57,7 +57,9 @@ class Copies(Microbatches):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Copies:
         new = memo[id(self)] = type(self).__new__(type(self))
-        state = {name: copy.deepcopy(value, memo) for name, value in self.__getstate__().items()}
+        state = self.__getstate__()
+        shared = {"policy", "log"}  # they never change; the functions in them may belong to whatever there is
+        state = {name: value if name in shared else copy.deepcopy(value, memo) for name, value in state.items()}
         state["model"] = memo.get(id(self._names.model))  # None unless the model is copied in the same call
         new.__setstate__(state)
         return new

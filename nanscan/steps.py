@@ -204,14 +204,19 @@ class GuardedSteps(DeferredSteps):
 
     def _bad_step(self, scan: EngineScan, labels: Sequence[Label], scale: float, kwargs: dict[str, Any]) -> Any:
         report = self.report(scan, labels, action="undecided", skipped=False, clip_factor=1.0, loss_scale=scale)
-        if self.scaled_step is not None:
-            self.scaled_step.explain(report)
-        self.look_for_origin(report)
-        action = self.decide(report)
+        try:
+            if self.scaled_step is not None:
+                self.scaled_step.explain(report)
+            self.look_for_origin(report)
+            action = self.decide(report)
+            if action not in ("skip", "raise"):
+                factor = self.repair(scan, scale, action)
+                result = self.inner_step(kwargs)
+        except BaseException:
+            self._steps = report.step  # it was no step
+            raise
         if action in ("skip", "raise"):
             return self.refuse(report, action, scan, scale)
-        factor = self.repair(scan, scale, action)
-        result = self.inner_step(kwargs)
         vars(report).update(action=action, clip_factor=factor, **self.notes_on_limits())
         self.finish(report, scan)
         return result

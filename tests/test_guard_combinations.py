@@ -6,6 +6,7 @@ import copy
 import math
 import pickle
 import random
+import threading
 import warnings
 from dataclasses import dataclass, field
 
@@ -452,3 +453,53 @@ def test_loss_observed_for_a_window_that_was_dropped_as_a_whole_does_not_reach_t
     weight.sum().backward()
     optimizer.step()
     assert (optimizer.skipped_steps, weight.tolist()) == (1, [0.0, 0.0])
+
+
+@pytest.mark.parametrize("fault", ["function", "inner step", "closure"])
+def test_step_that_failed_in_the_middle_is_not_counted(fault):
+    weight = nn.Parameter(torch.ones(2))
+    inner = (torch.optim.LBFGS if fault == "closure" else torch.optim.SGD)([weight], lr=0.1)
+    decided = ["later"] if fault == "function" else ["zero"]
+    optimizer = nanscan.wrap(inner, on_nonfinite=lambda report: decided[0])
+    if fault == "inner step":
+        failing = inner.register_step_pre_hook(lambda *_: torch.zeros(2) @ torch.zeros(3))
+    calls = []
+
+    def closure():
+        calls.append(1)
+        optimizer.zero_grad()
+        (weight.square() * torch.tensor([NAN if len(calls) == 1 else 1.0, 1.0])).sum().backward()
+        if len(calls) == 2:
+            raise RuntimeError("out of memory")
+        return 1.0
+
+    weight.grad = torch.tensor([NAN, 1.0])
+    with pytest.raises((ValueError, RuntimeError)), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer.step(closure) if fault == "closure" else optimizer.step()
+    if fault == "inner step":
+        failing.remove()
+    optimizer.zero_grad()
+    assert optimizer.guard_state_dict()["counters"]["steps"] == len(optimizer.history) == 0
+    optimizer.step(closure) if fault == "closure" else optimizer.step()
+    assert (optimizer.last_report.step, len(optimizer.history)) == (0, 1)
+
+
+def test_deep_copy_shares_functions_given_as_options_whatever_they_belong_to():
+    class Sink:
+        def __init__(self):
+            self.lock, self.steps = threading.Lock(), []
+
+        def write(self, report):
+            self.steps.append(report.step)
+
+        def decide(self, report):
+            return "skip"
+
+    sink, weight = Sink(), nn.Parameter(torch.ones(1))
+    optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=1.0), log=sink.write, on_nonfinite=sink.decide)
+    twin = copy.deepcopy(optimizer)
+    for each in (optimizer, twin):
+        each.param_groups[0]["params"][0].grad = torch.ones(1)
+        each.step()
+    assert (sink.steps, twin.policy) == ([0, 0], optimizer.policy)
