@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -91,7 +92,13 @@ def _clip_sharded(params: list[Tensor], limit: float | None, order: float, error
     """`clip_grad_norm_` for DTensors: all ranks find the same norm and clip by the same factor."""
     from nanscan.distributed.clipping import as_torch_returns_it, total_over_meshes
 
-    scan = _scan(local_groups(params))
+    groups = local_groups(params)
+    try:
+        scan = _scan(groups)
+    except Exception:
+        with contextlib.suppress(RuntimeError):  # what is raised here says more
+            total_over_meshes(params, None, order, lambda positions: 0.0)
+        raise
     grads = local_grads(params)
     rows = {row.position: row for row in scan.rows()}
 
@@ -106,7 +113,7 @@ def _clip_sharded(params: list[Tensor], limit: float | None, order: float, error
         if error_if_nonfinite:
             raise _error(scan, params)
     elif (factor := clip_factor(norm, limit)) != 1.0:
-        engine.scale_grads_(local_groups(params), factor)
+        engine.scale_grads_(groups, factor)
     return as_torch_returns_it(_as_tensor(norm, [grad for grad in grads if grad is not None]), params)
 
 

@@ -13,7 +13,7 @@ from nanscan.checks import lost_eps
 from nanscan.clipping import AdaptiveClip
 from nanscan.clipping.state import guard_state, load_guard_state
 from nanscan.copies import Copies
-from nanscan.distributed import agreement_over
+from nanscan.distributed import agreement_over, numbered
 from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import flat_params
@@ -70,7 +70,8 @@ class GuardedOptimizer(Copies):
     def _agree_over(self, process_group: Any) -> None:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
         self._sharded = any(is_dtensor(p) for p in params)
-        self._agreement = agreement_over(process_group, self.optimizer, params, self.model, self._agreement)
+        found = agreement_over(process_group, self.optimizer, params, self.model)
+        self._agreement = numbered(found, self._agreement)
         self._group_given = process_group
         self._replan()
 

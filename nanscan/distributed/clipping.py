@@ -16,6 +16,9 @@ from nanscan.engine.shards import is_dtensor
 __all__ = ["MeshTotals", "as_torch_returns_it", "norms_joined", "total_over_meshes"]
 
 
+_FAILED = -math.inf  # in place of a count of NaN: it stays what it is in every sum
+
+
 class MeshTotals(NamedTuple):
     """What all ranks of the meshes know together."""
 
@@ -25,23 +28,26 @@ class MeshTotals(NamedTuple):
 
 
 def total_over_meshes(
-    params: Sequence[Any], scan: EngineScan, order: float, norm_of: Callable[[list[int]], float]
+    params: Sequence[Any], scan: EngineScan | None, order: float, norm_of: Callable[[list[int]], float]
 ) -> MeshTotals:
     """The norm of any order over all elements, each counted once; every rank of the meshes has to take part.
 
     Args:
         params: the parameters, DTensors among them.
-        scan: of this rank's shards.
+        scan: of this rank's shards; None: they can't be scanned, and the others must not wait for it.
         order: of the norm.
         norm_of: the norm of this rank's gradients at some positions.
+
+    Raises:
+        RuntimeError: a rank can't scan its gradients, or does not take part.
     """
-    have = [row[0] for row in scan.rows()]
+    have = [] if scan is None else [row[0] for row in scan.rows()]
     meshes: dict[Any, list[int]] = {}
     for position, param in enumerate(params):
         if is_dtensor(param) and param.device_mesh.get_coordinate() is not None:  # else the others' business
             meshes.setdefault(param.device_mesh, []).append(position)
     plain = norm_of([at for at in have if not is_dtensor(params[at])])
-    norms, flags = [], [float(scan.nan_count), float(scan.inf_count)]
+    norms, flags = [], [_FAILED, 0.0] if scan is None else [float(scan.nan_count), float(scan.inf_count)]
     for mesh, positions in meshes.items():
         counted = [at for at in positions if at in set(have) and _counts_here(params[at])]
         numbers = [norm_of(counted), *flags, plain]
@@ -55,6 +61,11 @@ def total_over_meshes(
             ]
         norms.append(numbers[0])
         flags, plain = numbers[1:3], numbers[3]
+    if flags[0] == _FAILED:
+        raise RuntimeError(
+            "nanscan: a rank could not scan its gradients for clip_grad_norm_; its own error says why. Nothing was "
+            "clipped on any rank"
+        )
     return MeshTotals(norms_joined([*norms, plain], order), int(flags[0]), int(flags[1]))
 
 

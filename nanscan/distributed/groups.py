@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from nanscan.distributed.agreement import Agreement, device_of
 from nanscan.engine.shards import is_dtensor
 
-__all__ = ["agreement_over"]
+__all__ = ["agreement_over", "numbered"]
 
 
 class _Made:
@@ -37,7 +37,6 @@ def agreement_over(
     optimizer: Any,
     params: Sequence[Tensor],
     model: nn.Module | None,
-    before: Agreement | None = None,
 ) -> Agreement | None:
     """The agreement that `wrap(process_group=...)` asks for; None where this process decides alone.
 
@@ -46,7 +45,6 @@ def agreement_over(
         optimizer: the inner one.
         params: all its parameters.
         model: as in `nanscan.wrap`.
-        before: what this guarded optimizer had until now.
 
     Raises:
         TypeError: it is no process group, True or "default".
@@ -58,9 +56,15 @@ def agreement_over(
         return None
     _refuse_flat_parameters(params, model)
     found = _implied(optimizer, params, model) if process_group is None else Agreement(_given(process_group))
+    if found is not None:
+        _refuse_missing_ranks(found, params)
+    return found
+
+
+def numbered(found: Agreement | None, before: Agreement | None) -> Agreement | None:
+    """The agreement with the number of the guarded optimizer that it is for; `before`: what that had until now."""
     if found is None:
         return None
-    _refuse_missing_ranks(found, params)
     guards, ranks = _made.now().guards, tuple(found.ranks)
     if before is not None and before.ranks == found.ranks:
         found.number = before.number

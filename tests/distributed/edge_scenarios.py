@@ -296,6 +296,13 @@ def a_mesh_without_this_rank(rank: int) -> tuple[Any, float, float]:
     return error, norm, guarded.last_report.norm
 
 
+def a_shard_that_can_not_be_clipped(rank: int) -> str:
+    weight = sharded(torch.ones(4), init_device_mesh("cpu", (2, 1)), Shard(0), Replicate())
+    if rank == 1:
+        weight.grad._local_tensor.untyped_storage().resize_(0)
+    return said_by(lambda: nanscan.clip_grad_norm_([weight], 1.0))
+
+
 def three_dimensions(rank: int) -> Any:
     mesh = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("pp", "dp", "tp"))
     values = torch.arange(35.0).reshape(7, 5)

@@ -149,3 +149,9 @@ def test_a_second_init_process_group_finds_nothing_of_the_first(tmp_path) -> Non
 def test_ranks_may_share_a_dense_part_and_have_experts_of_their_own(two: Scenarios) -> None:
     for squared, numel in two.run("experts"):
         assert squared == pytest.approx(3 + 2 + 2 * (3 + 2)) and numel == 15
+
+
+def test_nobody_waits_for_a_rank_whose_shard_can_not_be_clipped(two: Scenarios) -> None:
+    waiting, own = two.run("a_shard_that_can_not_be_clipped")
+    assert "a rank could not scan its gradients for clip_grad_norm_" in waiting
+    assert own.startswith("ValueError: grad of parameters[0] has no memory")
