@@ -80,6 +80,8 @@ class _Evaluations:
                 saved.restore()
             return self.guard.refuse(stop.report, stop.action, stop.scan, loss=stop.loss)
         except BaseException:
+            if saved is not None:
+                saved.restore()
             if self.report is not None:
                 self.guard._steps = self.report.step  # it was no step
             raise
