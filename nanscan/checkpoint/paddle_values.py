@@ -18,7 +18,10 @@ from nanscan.pickling.problem import PickleProblem
 __all__ = ["Stored", "arrays_in", "moved", "refuse_unfit", "stored_in"]
 
 _DICTS, _LISTS = (dict, OrderedDict), (list, tuple, set)
-_LEAVES = (bool, int, float, complex, str, type(None), np.ndarray)
+_LEAVES = (bool, int, float, complex, str, type(None))
+# paddle.load makes tensors of arrays; of others than these it can't.
+_ARRAYS = {"bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "float16", "float32", "float64"}
+_ARRAYS |= {"complex64", "complex128"}
 _KEYS = (bool, int, float, complex, str, type(None))
 _STATE = "save its state_dict(), for set_state_dict() of one that the program makes anew"
 
@@ -119,8 +122,8 @@ def _judged(value: Any) -> tuple[str, str] | None:
         return _judged_tensor(value)
     if _is_pair(value):
         return "paddle.load takes a pair of text and array for a tensor and gives that back", "use a list or a dict"
-    if isinstance(value, np.ndarray) and value.dtype.hasobject:
-        return "an array of objects loads only by running code", "use a list"
+    if isinstance(value, np.ndarray):
+        return _judged_array(value)
     if type(value) in _LEAVES or isinstance(value, (np.number, np.bool_)):
         return None
     if isinstance(value, torch.Tensor):
@@ -132,6 +135,15 @@ def _judged(value: Any) -> tuple[str, str] | None:
     return f"paddle.save takes plain values only, no {type_name(value)}", (
         "keep what it is made from: numbers, text, lists, dicts"
     )
+
+
+def _judged_array(array: np.ndarray[Any, Any]) -> tuple[str, str] | None:
+    if array.dtype.hasobject:
+        return "an array of objects loads only by running code", "use a list"
+    if array.dtype.name in _ARRAYS:
+        return None
+    wider = "x.astype('int64')" if array.dtype.name == "uint32" else "x.tolist()"
+    return f"paddle.load makes a tensor of every array and has none of {array.dtype}", f"save {wider}"
 
 
 def _judged_tensor(tensor: Any) -> tuple[str, str] | None:

@@ -154,6 +154,8 @@ UNFIT: dict[str, tuple[Callable[[], Any], str]] = {
     'state["raw"]': (lambda: b"abc", "no bytes"),
     'state["torch"]': (lambda: torch.ones(2), "as .pt"),
     'state["pair"]': (lambda: ("name", np.ones(2)), "takes a pair of text and array for a tensor"),
+    'state["numpy_rng"][1]': (lambda: np.random.get_state(), "none of uint32; save x.astype('int64')"),
+    'state["names"]': (lambda: np.array(["a", "b"]), "save x.tolist()"),
     'state["sparse"]': (lambda: paddle.sparse.sparse_coo_tensor([[0], [1]], [1.0], [2, 2]), "to_dense()"),
 }
 
@@ -165,9 +167,9 @@ def test_what_does_not_fit_is_listed_with_its_path_or_left_out(tmp_path: Path) -
     problems = {problem.path: problem for problem in caught.value.problems}
     assert problems.keys() == UNFIT.keys()
     assert all(words in problems[path].describe() for path, (_, words) in UNFIT.items())
-    with pytest.warns(nanscan.CheckpointWarning, match="left 7 value"):
+    with pytest.warns(nanscan.CheckpointWarning, match="left 9 value"):
         nanscan.save(state, tmp_path / "m.pdparams", on_unpicklable="drop")
-    assert nanscan.load(tmp_path / "m.pdparams").keys() == {"w", "n"}
+    assert nanscan.load(tmp_path / "m.pdparams").keys() == {"w", "n", "numpy_rng"}
 
 
 @pytest.mark.parametrize("suffix", [".pt", ".safetensors", ".h5"])
