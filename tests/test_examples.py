@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -170,12 +171,12 @@ def test_paddle_fine_tuning_ends_in_nan_in_three_ways_unless_it_is_guarded() -> 
     assert "skipped 2 of 100 steps; step 20: grad of 'words.weight' has " in parts["overflow"]
 
 
-def torchrun_example(name: str) -> str:
+def torchrun_example(name: str, *arguments: str) -> str:
     """The output of one script started in two processes, by the line that it gives."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [*command, str(EXAMPLES / name)], capture_output=True, text=True, timeout=120, env=environment
+        [*command, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=120, env=environment
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -189,9 +190,12 @@ def test_processes_of_ddp_skip_together_and_say_whose_loss_it_was() -> None:
     assert "weights equal on all ranks: True" in output
 
 
-def test_shards_are_judged_as_one_model() -> None:
-    assert "norm over 321 elements" in run_example("fsdp2_training.py")
-    output = torchrun_example("fsdp2_training.py")
+def test_shards_are_judged_as_one_model_and_resumed_by_another_number_of_processes(tmp_path: Path) -> None:
+    output = torchrun_example("fsdp2_training.py", str(tmp_path))
+    shutil.rmtree(tmp_path / "step-00000100")
+    resumed = run_example("fsdp2_training.py", str(tmp_path))
+    assert "began at step 75; checkpoints: step-00000075, step-00000100" in resumed
+    assert "1 processes, skipped 1 of 100" in resumed and number(r"loss (\d\S+)", resumed) < 0.1
     what = "step 10 skipped, grad of '0.weight' on rank 1 has 1 NaN, 0 Inf of 256 (first at [31, 3])"
     assert f"rank 0: {what}" in output and f"rank 1: {what}" in output and "norm over 321 elements" in output
     assert number(r"2 processes, skipped (\d+) of 100", output) == 1 and number(r"loss (\d\S+)", output) < 0.1
