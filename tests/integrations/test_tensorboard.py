@@ -131,13 +131,17 @@ def _train_in_child(optimizer: nanscan.GuardedOptimizer, model: nn.Module) -> No
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_forked_child_opens_a_writer_of_its_own(tmp_path: Path) -> None:
-    model, optimizer = setup(TensorBoardLog(tmp_path))
+    log = TensorBoardLog(tmp_path)
+    model, optimizer = setup(log)
     train(model, optimizer, [1.0])
     child = multiprocessing.get_context("fork").Process(target=_train_in_child, args=(optimizer, model))
     child.start()
     child.join(60)
     assert child.exitcode == 0
-    assert [step for step, _ in scalars(tmp_path, "nanscan/norm")][-1] == 1
+    log.close()
+    assert len(list(tmp_path.iterdir())) == 2
+    steps = [step for step, _ in scalars(tmp_path, "nanscan/norm")]
+    assert sorted(steps) == [0, 1]  # TensorBoard reads files by name: within one second, by the number of the process
 
 
 class Failing(SummaryWriter):
