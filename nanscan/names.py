@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from nanscan.engine.result import BadInput
 from nanscan.engine.tensors import full_shape
 from nanscan.report import Label
+from nanscan.wrappers import forward_module
 
 __all__ = ["Joined", "Names", "buffers_of", "label_of", "names_of"]
 
@@ -121,10 +122,11 @@ def buffers_of(model: nn.Module) -> tuple[list[Tensor], list[Label]]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """`model` without DataParallel or DistributedDataParallel around it."""
-    while isinstance(model, _PARALLEL):
-        model = model.module
-    return model
+    """`model` without Fabric's wrapper, DataParallel or DistributedDataParallel around it."""
+    inside: nn.Module = forward_module(model)
+    while isinstance(inside, _PARALLEL):
+        inside = inside.module
+    return inside
 
 
 def clean(name: str) -> str:

@@ -13,6 +13,7 @@ from nanscan.checks import full_places
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.names import label_of
 from nanscan.report import Label, Report
+from nanscan.wrappers import forward_module
 
 __all__ = ["scan"]
 
@@ -136,6 +137,7 @@ def _values(tensors: Any) -> Iterator[_Item]:
 
 def _of_module(module: nn.Module) -> Iterator[_Item]:
     """Parameters and buffers that can hold a NaN, under every name they have; quantized weights are integers."""
+    module = forward_module(module)
     named: list[tuple[str, str, Tensor]] = [
         ("parameter", *pair) for pair in module.named_parameters(remove_duplicate=False)
     ]

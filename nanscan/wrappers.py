@@ -6,8 +6,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from torch import nn
-
 from nanscan import messages
 
 __all__ = ["derived_kind", "forward_module", "guard_inside", "show_the_guard"]
@@ -82,7 +80,7 @@ def guard_inside(wrapper: Any, guard: Any) -> Any:
     return wrapper
 
 
-def forward_module(model: nn.Module | None) -> nn.Module | None:
+def forward_module(model: Any) -> Any:
     """The module inside of Fabric's wrapper, with DDP or FSDP around it where there is one; others as they are."""
     inside = getattr(model, "_forward_module", None)
-    return inside if type(model).__name__ == "_FabricModule" and isinstance(inside, nn.Module) else model
+    return inside if type(model).__name__ == "_FabricModule" and inside is not None else model

@@ -96,3 +96,12 @@ def test_warnings_point_at_the_line_of_the_user() -> None:
     with pytest.warns(nanscan.NonFiniteWarning) as seen:
         train(*set_up("after"), loader(nan=[3]))
     assert [linecache.getline(w.filename, w.lineno).strip() for w in seen] == ["optimizer.step()"]
+
+
+def test_fabrics_module_is_the_one_inside_for_names_and_checks() -> None:
+    _, model, optimizer = set_up("after")
+    x, y = next(iter(loader()))
+    found = nanscan.preflight(model, optimizer, (x, y), nn.functional.mse_loss, silence={"NS308"})
+    assert [finding.code for finding in found] == []
+    model.module[0].bias.data[1] = float("inf")
+    assert [row.name for row in nanscan.scan(model).bad] == ["0.bias"]
