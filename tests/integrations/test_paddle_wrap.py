@@ -308,3 +308,17 @@ def test_a_static_graph_is_refused():
             wrap(inner)
     finally:
         paddle.disable_static()
+
+
+def test_paddles_own_training_loop_takes_a_guarded_optimizer():
+    rows = [(batch(i).numpy()[0], np.int64(i % 2)) for i in range(16)]
+    rows[5] = (np.full(4, NAN, "float32"), np.int64(1))
+    net = make_net()
+    model = paddle.Model(net)
+    schedule = paddle.optimizer.lr.StepDecay(0.1, step_size=4)
+    guarded = wrap(paddle.optimizer.Adam(schedule, parameters=net.parameters()), net, clip_norm=1.0)
+    model.prepare(guarded, paddle.nn.CrossEntropyLoss())
+    with pytest.warns(NonFiniteWarning, match="step 1 skipped: .*grad of '0.weight'"):
+        model.fit(paddle.io.DataLoader(rows, batch_size=4), epochs=1, verbose=0)
+    assert [report.action for report in guarded.history] == ["step", "skip", "step", "step"]
+    assert guarded.get_lr() == pytest.approx(0.01) and all(bool(paddle.isfinite(p).all()) for p in net.parameters())
