@@ -41,13 +41,15 @@ def main() -> None:
         loss.backward()
         optimizer.observe(loss)  # a loss is each process's own: this costs one small collective a step
         optimizer.step()
+        if not optimizer.step_was_skipped:
+            last = loss.item()
         if rank == 0 and optimizer.step_was_skipped and optimizer.skipped_steps == 1:
             where = next(row for row in optimizer.last_report.bad if row.kind == "loss")
             print(f"step {step} skipped on all ranks; the loss was NaN on rank {where.rank}")
     every = [torch.zeros(()) for _ in range(size)]
     dist.all_gather(every, sum(p.detach().sum() for p in model.parameters()))
     if rank == 0:
-        print(f"{size} processes, skipped {optimizer.skipped_steps} of 100; loss {loss.item():.4f}")
+        print(f"{size} processes, skipped {optimizer.skipped_steps} of 100; loss {last:.4f}")
         print(f"weights equal on all ranks: {all(torch.equal(one, every[0]) for one in every)}")
     dist.destroy_process_group()
 
