@@ -348,8 +348,10 @@ def wrap(
     (False, True, True)
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
-        hint = " of Paddle: nanscan.integrations.paddle.wrap guards it" if is_optimizer(optimizer) else ""
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}{hint}")
+        raise TypeError(
+            f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}"
+            + (" of Paddle: nanscan.integrations.paddle.wrap guards it" if is_optimizer(optimizer) else "")
+        )
     if model is not None and not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module or None, got {type(model).__name__}")
     model = wrappers.forward_module(model)
