@@ -111,9 +111,8 @@ class Memory:
             anywhere: says whether something holds on any rank: all give up the same copies.
         """
         newest, older = self.newest, self.older
-        if newest is not None and older is not None and newest.failures:
-            if anywhere(newest.norm() > _GROWN * older.norm()):
-                self._drop_newest()
+        if newest and older and newest.failures and anywhere(newest.norm() > _GROWN * older.norm()):
+            self._drop_newest()
         while self.newest is not None and anywhere(not self.newest.intact()):
             self._drop_newest()
         return self.newest

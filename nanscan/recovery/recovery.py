@@ -63,9 +63,9 @@ class Recovery:
         NonFiniteError: the model, its buffers or the optimizer's state are not finite at construction.
         ValueError, TypeError: an argument is invalid, or parameters have no values yet (meta device, lazy modules).
 
-    With several ranks (DTensors, DDP, or an optimizer wrapped with `process_group=`) all go back when one has to, to the
-    same step (one small collective for each `step()`); each keeps copies of its own shards and random numbers. All must
-    make their Recovery, and call `step()`, equally often.
+    With several ranks (DTensors, DDP, or an optimizer wrapped with `process_group=`), all go back when one has to, to
+    the same step (one small collective for each `step()`); each keeps copies of its own shards and random numbers. All
+    must make their Recovery, and call `step()`, equally often.
 
     A buffer that holds Inf when it is first seen may go on to hold it (attention masks); a NaN or a new Inf is bad.
 

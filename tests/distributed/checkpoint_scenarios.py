@@ -249,3 +249,65 @@ def save_later(rank: int, folder: str, step: int) -> None:
     run.train(0, 1)
     with nanscan.CheckpointManager(folder, background=False) as manager:
         manager.save(step, **run.parts)
+
+
+def by_torch_alone(rank: int, folder: str) -> bool:
+    """A folder of the manager's, loaded by torch's own functions."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_model_state_dict
+
+    run, other = Run(rank, "fsdp"), Run(rank, "fsdp")
+    run.train(0, 2)
+    with nanscan.CheckpointManager(folder, background=False) as manager:
+        path = manager.save(2, **run.parts)
+    dcp.load({"model": get_model_state_dict(other.layout.model)}, checkpoint_id=path)
+    return all(
+        torch.equal(whole_of(a), whole_of(b))
+        for a, b in zip(run.layout.model.parameters(), other.layout.model.parameters(), strict=True)
+    )
+
+
+def whole_of(value: Any) -> Tensor:
+    found: Tensor = value.full_tensor()
+    return found
+
+
+def by_pairs(rank: int, folder: str) -> Any:
+    """Two managers of two ranks each, over the groups of a mesh: (what was saved, what was restored)."""
+    run = Run(rank, "part_mesh")
+    weight: Any = run.layout.model.up.weight
+    pair = weight.device_mesh.get_group()
+    place = f"{folder}/{min(dist.get_process_group_ranks(pair))}"
+    run.train(0, 1)
+    with nanscan.CheckpointManager(place, process_group=pair) as manager:
+        manager.save(1, **run.parts)
+        before = [shard.tolist() for shard in map(local, run.layout.model.parameters())]
+        run.train(1, 2)
+        restored = manager.restore(**run.parts)
+        after = [shard.tolist() for shard in map(local, run.layout.model.parameters())]
+        assert restored is not None
+        return before == after, restored.path.parent.name
+
+
+def local(value: Any) -> Tensor:
+    found: Tensor = value.to_local() if isinstance(value, DTensor) else value
+    return found
+
+
+def told_at_the_same_call(rank: int, folder: str) -> list[str]:
+    """A background save fails on all; one rank's thread is late to hear: what each of the next saves says."""
+    run = Run(rank, "fsdp")
+    said = []
+    with nanscan.CheckpointManager(folder) as manager:
+        shard = local(run.layout.model.down.weight.detach())
+        kept = shard.clone()
+        shard[:] = float("nan")
+        manager.save(1, **run.parts)
+        shard.copy_(kept)
+        if rank == 0:
+            manager._writer.wait()  # the others may not know yet
+        for step in (2, 3, 4):
+            said.append(outcome(lambda step=step: manager.save(step, **run.parts)).partition(":")[0])
+            if step == 3:
+                manager._writer.wait()
+    return said

@@ -74,9 +74,10 @@ def test_saved_on_four_restored_on_two_and_on_one(worlds: dict[int, Ranks], tmp_
     assert alone(tmp_path) == at_save
 
 
-def test_saved_by_one_process_restored_on_shards(worlds: dict[int, Ranks], tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["hybrid", "two_dimensions"])
+def test_saved_by_one_process_restored_on_shards(worlds: dict[int, Ranks], tmp_path: Path, name: str) -> None:
     (_, at_save, _), _ = worlds[2].run(SCENARIOS + "save_and_go_on", "ddp_with_group", str(tmp_path), False)
-    for values, step, *_ in worlds[4].run(SCENARIOS + "values_after_restore", "hybrid", str(tmp_path)):
+    for values, step, *_ in worlds[4].run(SCENARIOS + "values_after_restore", name, str(tmp_path)):
         assert values == at_save and step == 3
 
 
@@ -169,3 +170,17 @@ def test_what_is_not_there_yet_says_so(two: Ranks, tmp_path: Path) -> None:
     for zero, average in two.run(SCENARIOS + "not_there_yet", str(tmp_path)):
         assert zero.startswith("NotImplementedError") and "ZeroRedundancyOptimizer" in zero
         assert average.startswith("NotImplementedError") and 'extra["average"]["weight"]' in average
+
+
+def test_torch_alone_reads_the_folder(two: Ranks, tmp_path: Path) -> None:
+    assert two.run(SCENARIOS + "by_torch_alone", str(tmp_path)) == [True, True]
+
+
+def test_ranks_of_a_smaller_group_save_by_themselves(worlds: dict[int, Ranks], tmp_path: Path) -> None:
+    answers = worlds[4].run(SCENARIOS + "by_pairs", str(tmp_path))
+    assert answers == [(True, "0"), (True, "0"), (True, "2"), (True, "2")]
+
+
+def test_errors_of_the_background_come_at_the_same_call_on_all_ranks(two: Ranks, tmp_path: Path) -> None:
+    first, second = two.run(SCENARIOS + "told_at_the_same_call", str(tmp_path))
+    assert first == second and sorted(first) == ["", "", "NonFiniteError"]
