@@ -7,7 +7,7 @@ from typing import Any
 
 from nanscan.engine.shards import is_dtensor
 
-__all__ = ["refuse_sharded", "refuse_sharded_parts"]
+__all__ = ["refuse_sharded"]
 
 
 def refuse_sharded(tensors: Iterable[Any], what: str, instead: str) -> None:
@@ -26,10 +26,3 @@ def refuse_sharded(tensors: Iterable[Any], what: str, instead: str) -> None:
             f"{what} does not take sharded parameters (DTensor, as fully_shard and tensor parallelism make them) in "
             f"this version of nanscan: {instead}"
         )
-
-
-def refuse_sharded_parts(what: str, model: Any, optimizer: Any, instead: str) -> None:
-    """As `refuse_sharded`, for the parameters of a model and an optimizer; either may be None."""
-    tensors = [] if model is None else [*model.parameters()] if hasattr(model, "parameters") else []
-    groups = getattr(optimizer, "param_groups", ())
-    refuse_sharded([*tensors, *(p for group in groups for p in group["params"])], what, instead)
