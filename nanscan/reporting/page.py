@@ -40,25 +40,23 @@ def page(log: Log) -> str:
     environment = Environment(loader=loader, autoescape=select_autoescape(default=True), trim_blocks=True)
     environment.filters.update(count=_count, number=_number, when=_when, duration=_duration)
     data = page_data(log)
+    has = {name: bool(data[name]) for name in ("layers", "ranges")} | {"charts": bool(data["series"])}
+    events, left_out = data.pop("groups"), data.pop("left_out")
     return environment.get_template("page.html").render(
         data=htmlsafe_json_dumps(data, dumps=_dumps),
         echarts=Markup(_file("vendor", "echarts", "echarts.min.js")),
         style=Markup(_file("templates", "style.css")),
         script=Markup(_file("templates", "charts.js")),
-        events=data["groups"],
-        left_out=data["left_out"],
+        events=events,
+        left_out=left_out,
         log=log,
         name=log.path.name,
         made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
         summary=summary(log),
         version=__version__,
         echarts_version=ECHARTS,
-        has=_sections(data),
+        has=has,
     )
-
-
-def _sections(data: dict[str, Any]) -> dict[str, bool]:
-    return {name: bool(data[name]) for name in ("layers", "ranges", "groups")} | {"charts": bool(data["series"])}
 
 
 def _dumps(value: Any, **options: Any) -> str:

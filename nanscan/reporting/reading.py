@@ -16,6 +16,7 @@ __all__ = ["Log", "Reader", "Run", "read_log"]
 
 NOTES = ("checkpoint", "rollback", "ranges", "out_of_range")
 MAX_GAPS = 5
+MAX_PROBLEMS = 20
 SERIES = ("step", "norm", "clip_factor", "clip_limit", "loss", "loss_scale", "time")
 
 
@@ -166,7 +167,9 @@ class Reader:
 
     def problems(self) -> list[str]:
         """What was ignored or is missing, in words."""
-        return [*self._of_lines(), *self._of_runs()]
+        said = [*self._of_lines(), *self._of_runs()]
+        more = [f"And {len(said) - MAX_PROBLEMS} more of this kind."] if len(said) > MAX_PROBLEMS else []
+        return [*said[:MAX_PROBLEMS], *more]
 
     def _of_lines(self) -> Iterator[str]:
         counts = self._ignored

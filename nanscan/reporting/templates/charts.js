@@ -121,7 +121,7 @@
   function laneSeries(i) {
     return marks.map(([kind, , color], lane) => ({
       type: "scatter", name: kind, xAxisIndex: i, yAxisIndex: i, data: points[lane], symbol: "rect", symbolSize: [4, 14],
-      large: points[lane].length > 3000, itemStyle: { color: css(color) }, tooltip: { show: false }, cursor: "pointer",
+      large: points[lane].length > 3000, progressive: 0, itemStyle: { color: css(color) }, tooltip: { show: false }, cursor: "pointer",
     }));
   }
 
