@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import platform
@@ -41,14 +42,23 @@ class Rhythm:
 
 def layer_norms(rows: Sequence[TensorReport]) -> dict[str, float]:
     """Layer -> the 2-norm of its gradients, 4 digits; NaN or inf where it holds a NaN or Inf. At most 256 layers."""
-    squares: dict[str, float] = {}
+    norms: dict[str, list[float]] = {}
     rows = [row for row in rows if row.kind == "grad"]
-    groups = coarser(list(dict.fromkeys(layer_of(row.name) for row in rows)), MAX_LAYERS)
-    for row in rows:
-        layer = groups[layer_of(row.name)]
-        squares[layer] = math.hypot(squares.get(layer, 0.0), row.norm)
-    bad = {groups[layer_of(row.name)] for row in rows if row.nan_count}  # hypot(inf, nan) is inf
-    return {layer: math.nan if layer in bad else float(f"{norm:.4g}") for layer, norm in squares.items()}
+    for row, layer in zip(rows, _layers(tuple(row.name for row in rows)), strict=True):
+        norms.setdefault(layer, []).append(row.norm)
+    return {layer: float(f"{_joint(parts):.4g}") for layer, parts in norms.items()}
+
+
+@functools.lru_cache(maxsize=8)
+def _layers(names: tuple[str, ...]) -> list[str]:
+    """The layer of each tensor, for all steps of an optimizer."""
+    own = [layer_of(name) for name in names]
+    groups = coarser(list(dict.fromkeys(own)), MAX_LAYERS)
+    return [groups[layer] for layer in own]
+
+
+def _joint(norms: Sequence[float]) -> float:
+    return math.nan if any(norm != norm for norm in norms) else math.hypot(*norms)  # hypot(inf, nan) is inf
 
 
 def run_facts(report: StepReport, settings: dict[str, Any]) -> dict[str, Any]:
