@@ -80,7 +80,7 @@ class JsonLog:
             self._told = True
             more["run"] = run_facts(report, self.settings)
         if Rhythm.due(self._steps) or report.spike is not None:
-            more["layer_norms"] = layer_norms(report.tensors)
+            more["layer_norms"] = layer_norms(report)
         self._steps += 1
         return more
 
