@@ -124,3 +124,13 @@ def test_a_probe_notices_a_wrong_answer() -> None:
     assert Probe("count", tensors).wrong(result) == "1 NaN and 0 Inf found, 0 and 0 are there"
     other = [torch.ones(5), tensors[1] * 2]
     assert Probe("norm", other, nan_at=(1, 3)).wrong(result).startswith("finite_norm 3.0, float64 says 4.5825")
+
+
+def test_the_section_on_ranks_holds_on_the_host_and_says_what_it_leaves_open() -> None:
+    code = "from benchmarks.gpu.ranks import ranks; s = ranks('cpu', 'gloo'); print(s.ok, *s.lines, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=SCRIPT.parents[1], capture_output=True, text=True, timeout=120
+    )
+    lines = done.stdout.splitlines()
+    assert lines[0] == "True", done.stdout + done.stderr
+    assert lines[-1].strip() == "one card, a group of one rank: runs on several cards are untested"

@@ -28,6 +28,7 @@ SECTIONS: dict[str, Entry] = {
     "tests": Entry("suite:run_tests", 100, "the GPU tests, skipping forbidden"),
     "graph": Entry("graph:replay", 25, "graph capture, 1,000 replays"),
     "counts": Entry("counts:counts", 30, "kernel launches and host waits per guarded step"),
+    "ranks": Entry("ranks:ranks", 30, "NCCL, DDP and FSDP2 as a group of one; several cards are untested"),
     "bandwidth": Entry("bandwidth:bandwidth", 50, "bandwidth against a device copy of the same bytes"),
     "step": Entry("step:step", 40, "guarded fused step against bare and torch's clipping"),
     "sanitizer": Entry("sanitize:sanitize", 90, "compute-sanitizer: memcheck, racecheck, synccheck"),
