@@ -13,6 +13,8 @@ PYTHON    ?= $(shell for p in python3.11 python3 python3.12 python3.13 python3.1
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null && { echo $$p; break; }; done)
 
 PY  := $(VENV)/bin/python
+# Two workers, whose threads wait without burning what the other needs.
+TWO := OMP_WAIT_POLICY=passive
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 # What the compiled engine is made from; an edit here makes the next target rebuild it.
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py) $(wildcard csrc/*)
@@ -28,7 +30,7 @@ demo: $(VENV)/.ready-demo
 	@$(PY) -m nanscan demo $(ARGS)
 
 test: lint
-	$(PY) -m pytest $(ARGS)
+	$(TWO) $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 # Two parts of `make test` by themselves: other people's trainers and frameworks; several processes.
 integration: $(VENV)/.ready-dev

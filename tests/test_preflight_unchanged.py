@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import random
 from collections.abc import Callable
@@ -216,7 +217,7 @@ def test_a_model_made_by_torch_compile_is_run_as_it_was_before(monkeypatch: pyte
     def compiler(*args: Any) -> Callable[..., Any]:
         raise AssertionError("nothing is to be compiled")
 
-    compiled = torch.compile(model, backend=compiler)
+    compiled = inspect.unwrap(torch.compile)(model, backend=compiler)  # Lightning wraps it and keeps the backend
     batch = torch.randn(6, 8), torch.randint(0, 3, (6,))
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0)
     findings = nanscan.preflight(compiled, optimizer, batch, F.cross_entropy)
