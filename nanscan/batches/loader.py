@@ -56,8 +56,11 @@ class CheckedLoader(Generic[T_co]):
 
     Attributes:
         bad_batches: a `BadBatchRecord` (epoch, index, problems) for each bad batch so far, the last 1,000.
-        bad_batch_count, skipped_batches: how many there were, and how many of them were left out.
-        loader, spec, on_bad: as given; `spec` becomes the learnt one.
+        bad_batch_count: how many there were.
+        skipped_batches: how many of them were left out.
+        loader: as given.
+        spec: as given; then the learnt one.
+        on_bad: as given.
 
     Raises:
         ValueError: an unknown `on_bad`, or a count below its least.

@@ -64,7 +64,9 @@ class BadBatch(ValueError):
         epoch: which pass over the loader, from 0.
 
     Attributes:
-        problems, index, epoch: as given; pickling and copying the exception keep them.
+        problems: as given; pickling and copying the exception keep this and the others.
+        index: as given.
+        epoch: as given.
 
     >>> error = BadBatch("batch 3 is bad", [BatchProblem("batch", "is empty")], index=3)
     >>> error.index, len(error.problems), isinstance(error, ValueError)

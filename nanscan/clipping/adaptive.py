@@ -30,7 +30,7 @@ class AdaptiveClip:
 
             - `"zclip"` (Kumar et al. 2025, "ZClip: Adaptive Spike Mitigation for LLM Pre-Training", arXiv:2504.02507):
               with the exponential mean m and deviation s of the norms so far, a norm g of
-              z = (g - m) / (s + eps) > `z_threshold` is clipped to m + s * `z_threshold`**2 / z, the more the higher
+              z = (g - m) / (s + eps) > `z_threshold` is clipped to m + s * z_threshold**2 / z, the more the higher
               it is; others are left alone. The clipped norm enters the history.
             - `"autoclip"` (Seetharaman et al. 2020, "AutoClip: Adaptive Gradient Clipping for Source Separation
               Networks", arXiv:2007.14469): clip to a percentile of all norms so far, this one included. The norm
