@@ -50,6 +50,8 @@ class Copies(Microbatches):
         give_attributes(state["optimizer"], state.get("attributes", {}))
         names = Names(state.get("model"), state["names"])
         super().__init__(state["optimizer"], names, state["record"], state["policy"])
+        history = state["record"].history
+        self._last = history[-1] if len(history) else None
         if self._limits is not None and "limits" in state:
             self._limits.load(state["limits"])
         self._agree_over(False)

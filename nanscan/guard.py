@@ -17,6 +17,7 @@ from nanscan.distributed import agreement_over, numbered
 from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import flat_params
+from nanscan.health import health
 from nanscan.history import Healthy, History, Record
 from nanscan.log import Log, describe_run, open_log
 from nanscan.names import Names
@@ -196,6 +197,20 @@ class GuardedOptimizer(Copies):
         """How many steps were a spike so far, of the norm or the loss; looked for where `on_spike` is given."""
         self._settle(wait=True)
         return self._record.spikes
+
+    def health(self) -> str:
+        """The last step and the run so far in one line of ASCII, for a progress bar; on CUDA it waits for the step.
+
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = wrap(torch.optim.SGD([{"params": [weight], "param_names": ["weight"]}]), clip_norm=1.0)
+        >>> optimizer.observe(2.5)
+        >>> weight.grad = torch.tensor([3.0, 4.0])
+        >>> optimizer.step()
+        >>> optimizer.health()
+        'step 0  norm 5  loss 2.5  clipped x0.2  none skipped'
+        """
+        self._settle(wait=True)
+        return health(self.last_report, self._record.skipped, self._record.last_bad)
 
     @property
     def model(self) -> nn.Module | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
+from nanscan.health import trouble
 from nanscan.report import Label, StepReport
 
 if TYPE_CHECKING:
@@ -175,6 +176,7 @@ class Record:
         spikes: how many were a spike (where that was looked for).
         skipped_last: whether the last one was skipped.
         offenders: the names of the bad tensors of the last skipped steps.
+        last_bad: the last step on which something was wrong, and what, in a few words; None if there is none.
         listener: is called with the report of every step; what it raises waits for `raise_failed`.
     """
 
@@ -188,6 +190,7 @@ class Record:
         self.skipped_last = False
         self.history = History(size)
         self.offenders: deque[tuple[str, ...]] = deque(maxlen=OFFENDER_STEPS)
+        self.last_bad: tuple[int, str] | None = None
         self.listener: Callable[[StepReport], Any] | None = None
         self._failed: Exception | None = None
         self._watchers: list[weakref.WeakMethod[Callable[[StepReport], Any]]] = []
@@ -228,6 +231,9 @@ class Record:
         self.steps += 1
         self._failed = None
         self.spikes += report.spike is not None
+        wrong = trouble(report)
+        if wrong:
+            self.last_bad = report.step, wrong
         self.history.append(report, rows)
         if self.listener is not None:
             try:

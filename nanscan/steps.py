@@ -121,6 +121,7 @@ class GuardedSteps(DeferredSteps):
                 return self._other_step(closure, kwargs)
         labels = names.latest
         if not 0.0 < scan.norm <= self._norm_bound or scan.inf_norm > self._value_bound:  # NaN is not within bounds
+            self._step_losses = self._reported_losses = []  # those of an earlier step
             return self._judge(scan, labels, kwargs)
         result = inner.step(**kwargs) if kwargs else inner.step()
         self._last = healthy = Healthy(scan, labels, self._steps, time.time(), 1.0)

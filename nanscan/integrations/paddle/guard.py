@@ -7,6 +7,7 @@ from typing import Any
 import paddle
 
 from nanscan import messages
+from nanscan.health import health
 from nanscan.history import Healthy, History
 from nanscan.integrations.paddle.names import Names
 from nanscan.integrations.paddle.steps import Steps
@@ -132,6 +133,10 @@ class GuardedOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]
     def bad_parameter_steps(self) -> int:
         """After how many steps `check_params_every` found a NaN or Inf in the parameters."""
         return self._guard.record.bad_parameter_steps
+
+    def health(self) -> str:
+        """The last step and the run so far in one line of ASCII, for a progress bar."""
+        return health(self.last_report, self._guard.record.skipped, self._guard.record.last_bad)
 
     def __getattr__(self, name: str) -> Any:
         if name in _OWN:  # while a copy is being made there is no inner one yet
