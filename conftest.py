@@ -9,6 +9,8 @@ from typing import Any
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser, SkipParser
 
+from tests import printed_blocks
+
 
 def _enter(namespace: dict[str, Any]) -> None:
     """A page runs in a folder of its own: what its examples write (logs) does not lie about in the tree."""
@@ -23,9 +25,10 @@ def _leave(namespace: dict[str, Any]) -> None:
     namespace["_folder"].cleanup()
 
 
-pytest_collect_file = Sybil(
-    parsers=[PythonCodeBlockParser(), SkipParser()],
-    patterns=["*.md"],
-    setup=_enter,
-    teardown=_leave,
+_PRINTED = [f"docs/{page}.md" for page in printed_blocks.PAGES]
+_FOLDERS: dict[str, Any] = {"setup": _enter, "teardown": _leave}
+
+pytest_collect_file = (
+    Sybil(parsers=[PythonCodeBlockParser(), SkipParser()], patterns=["*.md"], excludes=_PRINTED, **_FOLDERS)
+    + Sybil(parsers=[*printed_blocks.parsers(), SkipParser()], patterns=_PRINTED, **_FOLDERS)
 ).pytest()

@@ -63,7 +63,9 @@ def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None
         what, scale = report.spike.describe(), 1.0
     parts = [f"nanscan: step {report.step} {_OUTCOME[report.action].format(what=what)}."]
     if report.origin is not None:
-        parts.append(f"{report.origin.one_line()}." + (f" Hint: {report.origin.hint}." if report.origin.hint else ""))
+        parts.append(
+            f"{report.origin.one_line()}." + (f" Hint: {report.origin.hint.rstrip('.')}." if report.origin.hint else "")
+        )
     if report.scale_note:
         parts.append(f"{report.scale_note[0].upper()}{report.scale_note[1:]}.")
     elif scale != 1.0 and report.skipped:
