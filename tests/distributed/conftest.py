@@ -1,4 +1,4 @@
-"""The processes, started once for each world size."""
+"""The processes, started once for each world size that is needed."""
 
 from __future__ import annotations
 
@@ -9,10 +9,18 @@ import pytest
 from tests.ranks import Ranks
 
 
+class Worlds(dict[int, Ranks]):
+    """Starts the processes of a size when they are asked for."""
+
+    def __missing__(self, size: int) -> Ranks:
+        self[size] = Ranks(size, "tests.distributed.scenarios")
+        return self[size]
+
+
 @pytest.fixture(scope="session")
 def worlds() -> Iterator[dict[int, Ranks]]:
     """World size -> its processes."""
-    started = {size: Ranks(size, "tests.distributed.scenarios") for size in (2, 4)}
+    started = Worlds()
     yield started
     for ranks in started.values():
         ranks.close()

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-import datetime
 import json
-import multiprocessing
 import os
 import signal
 from pathlib import Path
 from typing import Any
 
 import nanscan
+from tests.distributed.processes import join_group, run_to_the_end
 
-TIMEOUT = 60.0  # of the group, in seconds
 LAST = 6
 
 
 def rank_main(rank: int, folder: str, name: str, killed: bool) -> None:
     """Train to step 6 with a checkpoint at each second step, from the newest one on; rank 1 dies within the second."""
-    import torch
-    import torch.distributed as dist
-
+    join_group(rank, f"{folder}/{name}")
     from tests.distributed.checkpoint_scenarios import Run, seeded
 
-    torch.set_num_threads(1)
-    limit = datetime.timedelta(seconds=TIMEOUT)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/{name}", rank=rank, world_size=2, timeout=limit)
     seeded(rank)
     run = Run(rank, "fsdp")
     if killed and rank == 1:
@@ -61,15 +54,9 @@ def die_when_writing(name: str) -> None:
 
 def started(folder: Path, name: str, killed: bool = False) -> tuple[list[int | None], list[Any]]:
     """(exit codes, what each rank told, None if nothing) of two processes."""
-    context = multiprocessing.get_context("spawn")
-    ranks = [context.Process(target=rank_main, args=(rank, str(folder), name, killed)) for rank in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(3 * TIMEOUT)
+    codes = run_to_the_end(rank_main, str(folder), name, killed)
     files = [folder / f"{name}-{rank}.json" for rank in range(2)]
-    told = [json.loads(file.read_text()) if file.exists() else None for file in files]
-    return [process.exitcode for process in ranks], told
+    return codes, [json.loads(file.read_text()) if file.exists() else None for file in files]
 
 
 def test_a_rank_killed_in_a_save_ends_the_others_and_a_restart_resumes_bit_for_bit(tmp_path: Path) -> None:
