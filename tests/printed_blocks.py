@@ -52,6 +52,7 @@ class _RunPython(PythonEvaluator):
 
         with contextlib.redirect_stdout(printed), warnings.catch_warnings(), _as_main(example.namespace):
             warnings.simplefilter("default")
+            warnings.simplefilter("ignore", ResourceWarning)  # as a session does
             warnings.showwarning = show  # type: ignore[assignment]
             super().__call__(example)
         example.namespace["_printed"] = printed.getvalue()

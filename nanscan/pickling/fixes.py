@@ -40,7 +40,8 @@ def refined(place: Place, reason: str, fix: str, severity: str) -> tuple[str, st
     if ("attr", "dynamo_ctx") in around:
         fix = COMPILED.fix
     elif severity == "error" and any(_is_model(p.value) for p in list(place.upwards())[1:]):
-        fix = f"{fix}; the model's state_dict() does not hold it and can be saved"
+        holds = "holds its tensors" if _is_model(place.value) else "does not hold it"
+        fix = f"{fix}; the model's state_dict() {holds} and can be saved"
     return reason, fix
 
 
