@@ -1,4 +1,4 @@
-# make demo | test | integration | distributed | bench | lint | cuda | format | clean
+# make demo | test | docs | integration | distributed | bench | lint | cuda | format | clean
 # Each target first sets up its own virtual environment; a second run finds it ready and starts at once.
 #   PYTHON=python3.12     the interpreter to build it from (default: python3.11, else python3; 3.10 or newer)
 #   TORCH="torch==2.10.0" another torch release (default: the one this tree is tested with)
@@ -20,7 +20,7 @@ PIP := $(PY) -m pip --disable-pip-version-check --quiet
 BUILD_INPUTS := pyproject.toml $(wildcard setup.py) $(wildcard csrc/*)
 CPP_FILES = $(shell find csrc tests/cpp -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) 2>/dev/null)
 
-.PHONY: demo test integration distributed bench lint format cuda clean help
+.PHONY: demo test docs integration distributed bench lint format cuda clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -31,6 +31,11 @@ demo: $(VENV)/.ready-demo
 
 test: lint
 	$(TWO) $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+# The site, from docs/ and the docstrings; what leads nowhere fails it.
+docs: $(VENV)/.ready-dev
+	$(PY) -m sphinx -b html -d build/docs/.doctrees -W --keep-going -q $(ARGS) docs build/docs
+	@echo "the site: file://$(abspath build/docs/index.html)"
 
 # Two parts of `make test` by themselves: other people's trainers and frameworks; several processes.
 integration: $(VENV)/.ready-dev

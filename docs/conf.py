@@ -33,7 +33,7 @@ source_suffix = {".md": "markdown"}
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # `guide.md#the-log` leads to the heading here as it does on a code host
-suppress_warnings: list[str] = []
+smartquotes = False  # a quote in a sentence may be one of the code
 nitpicky = True  # a name that is written as a link and leads nowhere fails the build
 
 # ---- reference -------------------------------------------------------------------------------------------------------
@@ -45,11 +45,10 @@ nitpick_ignore_regex = [
     ("py:class", r"(torch|collections|os|pathlib|lightning|transformers|accelerate|paddle)\..*"),  # other projects'
 ]
 autodoc_inherit_docstrings = False
-add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
-maximum_signature_line_length = 100
+maximum_signature_line_length = 130
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
@@ -78,4 +77,3 @@ html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
-

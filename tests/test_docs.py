@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from nanscan.cli.app import app
 from nanscan.config import Config, load_config
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def spoken() -> str:
@@ -50,10 +51,39 @@ def test_a_message_that_nobody_says_would_be_noticed() -> None:
     assert len(quoted_messages()) > 20
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     targets = re.findall(r"\]\((?!https?://)([^)#]+)", page.read_text())
     assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """The words of each command `nanscan …` on a page, in blocks and in sentences."""
+    blocks = re.findall(r"^```(?:console|sh|bash)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    lines = re.findall(r"^(?:\$ )?(nanscan .*?)$", "\n".join(blocks), re.MULTILINE)
+    spoken = re.findall(r"`(nanscan [^`\n]+)`", page.read_text())
+    return [re.split(r"\s[|>#&]|;", line)[0].split()[1:] for line in [*lines, *spoken]]
+
+
+def unknown_to_the_command_line(words: list[str]) -> list[str]:
+    """The verb, and the options, that `nanscan` does not have."""
+    verb = app.commands.get(words[0]) if not words[0].startswith("-") else app
+    if verb is None:
+        return words[:1]
+    known = {option for param in [*verb.params, *app.params] for option in (*param.opts, *param.secondary_opts)}
+    options = {word.partition("=")[0].strip("[]") for word in words if re.match(r"\[?-+[a-z]", word)}
+    return sorted(options - known - {"--help", "-h"})
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_commands_have_the_verbs_and_options_that_are_written_about(page: Path) -> None:
+    assert [(words, wrong) for words in commands_of(page) if (wrong := unknown_to_the_command_line(words))] == []
+
+
+def test_a_command_that_does_not_exist_would_be_noticed() -> None:
+    assert sum(len(commands_of(page)) for page in PAGES) > 20
+    assert unknown_to_the_command_line(["scna", "last.pt"]) == ["scna"]
+    assert unknown_to_the_command_line(["scan", "last.pt", "--jsno", "--json"]) == ["--jsno"]
 
 
 def test_files_named_in_contributing_exist() -> None:

@@ -1,13 +1,15 @@
 """Docstrings as they are meant: types stand in the annotations, so a colon in a sentence sets no type apart.
 
-napoleon takes `The path (in the background: where it will be)` under Returns, or as a property's first line, for a type and
-what it means. An empty type before it keeps it from that.
+napoleon takes `The path (in the background: where it will be)` under Returns, or as a property's first line, for a type
+and what it means. An empty type before it keeps it from that.
 """
 
 from __future__ import annotations
 
 import re
 from typing import Any
+
+from sphinx.domains.python import PyObject
 
 SECTIONS = re.compile(r"\s*(Returns|Yields):$")
 
@@ -22,5 +24,7 @@ def keep_sentences(app: Any, what: str, name: str, obj: Any, options: Any, lines
 
 
 def setup(app: Any) -> dict[str, Any]:
+    for field in PyObject.doc_field_types:
+        field.label = {"variable": "Attributes", "parameter": "Args"}.get(field.name, field.label)
     app.connect("autodoc-process-docstring", keep_sentences, priority=400)  # before napoleon's
     return {"parallel_read_safe": True}

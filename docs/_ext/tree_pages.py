@@ -1,7 +1,7 @@
 """Files of the source tree that are pages of the site as well: README, CONTRIBUTING, CHANGELOG and the examples.
 
-The pages in `docs/` link to them by their paths in the tree, as a code host wants it; on the site the same links lead to
-the pages that stand for them.
+The pages in `docs/` link to them by their paths in the tree, as a code host wants it; on the site the same links lead
+to the pages that stand for them.
 """
 
 from __future__ import annotations
