@@ -1,0 +1,170 @@
+"""The site that `make docs` makes: complete, without a dead link, readable offline and on a narrow screen."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sphinx.util.inventory import InventoryFile
+
+import nanscan
+
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
+INTEGRATIONS = {
+    name: next(path for path in (folder / f"{name}.py", folder / name / "__init__.py") if path.exists())
+    for folder in [ROOT / "nanscan" / "integrations"]
+    for name in nanscan.integrations.__all__
+}
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+CHROMIUM = os.environ.get("NANSCAN_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+def sphinx(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sphinx", "-W", "--keep-going", "-q", "-d", f"{target}-doctrees", "-c", str(DOCS)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run([*command, str(source), str(target)], env=environment, capture_output=True, text=True)
+
+
+def dead_links(folder: Path) -> tuple[list[str], int]:
+    """The links of a folder's pages to files or places that aren't there, and how many links there are."""
+    lychee = Path(sys.executable).with_name("lychee")
+    command = [
+        str(lychee),
+        "--offline",
+        "--include-fragments",
+        "--no-progress",
+        "--format",
+        "json",
+        f"{folder}/**/*.html",
+    ]
+    found = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)
+    return sorted(link["url"] for links in found["error_map"].values() for link in links), found["total"]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built without a warning."""
+    target = tmp_path_factory.mktemp("docs") / "site"
+    done = sphinx(DOCS, target)
+    assert done.returncode == 0, done.stderr
+    return target
+
+
+def public_names() -> set[str]:
+    names = {f"nanscan.{name}" for name in nanscan.__all__}
+    for integration, file in INTEGRATIONS.items():
+        tree = ast.parse(file.read_text())
+        listed = next(
+            node.value for node in tree.body if isinstance(node, ast.Assign) and node.targets[0].id == "__all__"
+        )  # type: ignore[attr-defined]
+        names |= {f"nanscan.integrations.{integration}.{name}" for name in ast.literal_eval(listed)}
+    return names
+
+
+def test_every_public_name_stands_in_the_reference(site: Path) -> None:
+    inventory = InventoryFile.loads((site / "objects.inv").read_bytes(), uri="")
+    described = {name for kind in inventory.data if kind.startswith("py:") for name in inventory.data[kind]}
+    assert len(public_names()) > 60
+    assert public_names() - described == set()
+
+
+def test_every_link_leads_somewhere(site: Path) -> None:
+    dead, links = dead_links(site)
+    assert dead == []
+    assert links > 2000
+
+
+def test_a_dead_link_and_a_dead_anchor_are_noticed(tmp_path: Path) -> None:
+    (tmp_path / "other.html").write_text('<h1 id="here">x</h1>')
+    (tmp_path / "page.html").write_text(
+        '<a href="other.html#here">1</a><a href="other.html#nowhere">2</a><a href="gone.html">3</a>'
+    )
+    dead, links = dead_links(tmp_path)
+    assert [url.rpartition("/")[2] for url in dead] == ["gone.html", "other.html#nowhere"]
+    assert links == 3
+
+
+@pytest.mark.parametrize("link", ["other.md#nowhere", "gone.md"])
+def test_a_dead_link_in_markdown_fails_the_build(link: str, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "other.md").write_text("# Other\n\n## Here\n")
+    text = "# Page\n\n[right](other.md#here) {link}\n\n```{{toctree}}\nother\n```\n"
+    (source / "index.md").write_text(text.format(link=f"[wrong]({link})"))
+    done = sphinx(source, tmp_path / "site")
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if "WARNING" in line and link.rpartition("#")[2] in line]
+
+
+def test_every_example_is_listed() -> None:
+    page = (DOCS / "examples.md").read_text()
+    assert [path.name for path in (ROOT / "examples").glob("*.py") if f"](../examples/{path.name})" not in page] == []
+
+
+# ---- in a browser ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Any]:
+    playwright = pytest.importorskip(
+        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
+    )
+    if CHROMIUM is None:
+        pytest.skip("no Chromium on PATH: apt-get install chromium, or set NANSCAN_CHROMIUM to one")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Opened:
+    """A page of the site, opened from disk; nothing may be fetched from elsewhere or go wrong meanwhile."""
+
+    def __init__(self, chromium: Any, url: str, width: int = 1200) -> None:
+        self.problems: list[str] = []
+        self.page = chromium.new_page(viewport={"width": width, "height": 900})
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("console", lambda said: said.type in ("error", "warning") and self.problems.append(said.text))
+        self.page.on("request", lambda request: self.is_near(request.url) or self.problems.append(request.url))
+        self.page.goto(url)
+
+    def is_near(self, url: str) -> bool:
+        return url.startswith(("file:", "data:"))
+
+    def __enter__(self) -> Any:
+        return self.page
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.page.close()
+        assert kind is not None or self.problems == []
+
+
+@pytest.mark.parametrize("width", [1200, 360])
+@pytest.mark.parametrize("page", ["index.html", "api/guard.html", "zh/index.html"])
+def test_a_page_opens_from_disk_and_fits_the_screen(page: str, width: int, site: Path, chromium: Any) -> None:
+    with Opened(chromium, (site / page).as_uri(), width) as opened:
+        assert opened.evaluate("document.documentElement.scrollWidth") <= width
+        assert opened.locator("article h1").is_visible()
+
+
+def test_the_search_works_from_disk(site: Path, chromium: Any) -> None:
+    with Opened(chromium, (site / "search.html").as_uri() + "?q=clip_grad_norm_") as opened:
+        opened.wait_for_selector("#search-results li a", timeout=20_000)
+        hrefs = opened.eval_on_selector_all("#search-results li a", "links => links.map(link => link.href)")
+        assert any("api/scan.html#nanscan.clip_grad_norm_" in href for href in hrefs)
+
+
+def test_code_in_a_sentence_leads_to_the_reference(site: Path, chromium: Any) -> None:
+    with Opened(chromium, (site / "recovery.html").as_uri()) as opened:
+        opened.locator("article p a[href$='#nanscan.Recovery'] code").first.click()
+        opened.wait_for_url("**/api/recovery.html#nanscan.Recovery")
+        assert "snapshot_every" in opened.locator("dt[id='nanscan.Recovery']").inner_text()
