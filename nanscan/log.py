@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
+import sys
 import time
 import uuid
 import warnings
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,9 @@ One = str | os.PathLike[str] | Callable[[StepReport], Any]
 Log = One | Sequence[One]
 
 
+_living: weakref.WeakSet[JsonLog] = weakref.WeakSet()
+
+
 class JsonLog:
     """Appends one line of strict JSON for each step report to a file: totals and bad rows, not the whole table.
 
@@ -29,7 +35,8 @@ class JsonLog:
 
     Beside the fields of the report a line has `run_id`, the first one of each process `run` (versions, engine, devices,
     parameters, settings), and some have `layer_norms` (layer -> gradient norm): each of the first 256, then ever fewer,
-    at most 1/128 of the run apart, and those of spikes. Other lines have a `kind`; see docs/reports.md.
+    at most 1/128 of the run apart, and those of spikes. Other lines have a `kind`; the last one, `"end"`, says that the
+    program has ended, and by which error. See docs/reports.md.
 
     Args:
         path: the file; missing folders are made, an existing file is continued.
@@ -50,6 +57,8 @@ class JsonLog:
         self._fd: int | None = None
         self._pid = 0
         self._warned = False
+        self._steps = 0
+        self._ended = False
         self._begin()
         self._open()  # a path that can't be written is the caller's mistake: now, not at step 5,000
 
@@ -67,10 +76,23 @@ class JsonLog:
         line = {"kind": kind, "time": time.time(), "run_id": self._run_id, **facts}
         self._append(json.dumps(strict(line), allow_nan=False, default=str))
 
+    def end(self, error: BaseException | None = None) -> None:
+        """Append the line that says that the run is over; once, and only if there was a step.
+
+        Args:
+            error: what ended the program, None if nothing did.
+        """
+        if self._steps and not self._ended and self._fd is not None and self._pid == os.getpid():
+            self._ended = True
+            text = None if error is None else f"{type(error).__name__}: {error}"[:2000]
+            self.note("end", {"steps": self._steps, "error": text})
+
     def _begin(self) -> None:
         self._run_id = uuid.uuid4().hex[:8]
         self._told = False
+        self._ended = False
         self._steps = 0
+        _living.add(self)
         self.settings: dict[str, Any] = {}
 
     def _more(self, report: StepReport) -> dict[str, Any]:
@@ -129,6 +151,7 @@ class JsonLog:
         return self
 
     def __del__(self) -> None:
+        self.end()
         self.close()
 
 
@@ -188,6 +211,14 @@ def json_logs(log: Any) -> list[JsonLog]:
     """The JSON logs among what `open_log` returned."""
     several = log.logs if isinstance(log, Logs) else [log]
     return [one for one in several if isinstance(one, JsonLog)]
+
+
+@atexit.register
+def _end_all() -> None:
+    """The program is over: each log that was written says so, and what has ended it, if that was an error."""
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # in a shell it may be of long ago
+    for log in list(_living):
+        log.end(error)
 
 
 def logs_of(optimizer: Any) -> list[JsonLog]:

@@ -92,8 +92,12 @@ def test_page_of_a_real_run_shows_all_its_parts_without_a_network(chromium: Any,
         assert page.locator("#verdict").inner_text() == "4 of 40 steps were skipped; 1 rollback."
         drawn = page.evaluate(COLOURS)
         assert len(drawn) == 3 and min(drawn) > 20, "each chart has colours on it"
-        page.locator("summary").click()
-        assert "0.weight" in page.locator("main details").inner_text()
+        page.get_by_text("Parameters by name").click()
+        assert "0.weight" in page.locator("main details").last.inner_text()
+        advice = page.locator("#next").inner_text()
+        assert "Mend input" in advice and "report_logs.py" in advice, "the head says what to do about the NaN"
+        assert "The last checkpoint, of step 40, was refused." in advice and "step-00000030" in advice
+        assert "rollback" in page.locator("#events tr.rollback, #events tr.checkpoint").first.get_attribute("class")
         assert "refused" in page.locator("#h-checkpoint ~ .scroll").inner_text()
         assert "report_logs.py" in page.locator(".origin").first.inner_text()
 
@@ -114,6 +118,34 @@ def test_skip_is_told_when_its_mark_is_clicked_or_reached_by_key(chromium: Any, 
         assert not details.is_visible()
         page.locator("[data-x]").last.press("Enter")
         assert "step 60: skipped" in details.inner_text()
+
+
+def test_heat_map_is_read_with_the_arrow_keys_and_as_a_table(chromium: Any, run: Path) -> None:
+    with Opened(chromium, run) as page:
+        page.focus("#layers")
+        page.keyboard.press("ArrowDown")
+        page.keyboard.press("ArrowDown")
+        for _ in range(10):
+            page.keyboard.press("ArrowRight")
+        assert page.locator("#cell").inner_text() == "2, step 10: NaN or Inf"
+        until(page, "document.getElementById('layers').innerText.includes('NaN or Inf')")
+        page.get_by_text("In numbers").click()
+        (row,) = [row for row in page.locator("#layers ~ details tr").all_inner_texts() if row.startswith("2")]
+        assert row.split()[-1] == "4", "of its steps, so many held a NaN"
+
+
+def test_runs_of_one_file_are_listed_with_how_they_ended(chromium: Any, tmp_path: Path) -> None:
+    lines = [step(n, run_id="a") for n in range(5)]
+    lines += [{"kind": "end", "run_id": "a", "steps": 5, "error": "TrainingDiverged: nanscan: 20 skips"}]
+    finding = {"code": "NS101", "severity": "error", "where": EVIL, "message": "2 NaN", "fix": "Load another."}
+    lines += [{"kind": "preflight", "run_id": "b", "findings": [finding]}]
+    lines += [step(n, run_id="b") for n in range(3, 9)]
+    with Opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
+        first, second = page.locator("#h-runs ~ .scroll tbody tr").all_inner_texts()
+        assert "0–4" in first and first.endswith("TrainingDiverged: 20 skips")
+        assert "3–8" in second and second.endswith("not in the log: still running, or killed")
+        assert "it was continued, or started again" in page.locator("#problems").inner_text()
+        assert f"NS101 error {EVIL}: 2 NaN" in page.locator(".findings").inner_text()
 
 
 def test_zoom_and_hover_by_mouse_wheel_buttons_and_keys(chromium: Any, tmp_path: Path) -> None:

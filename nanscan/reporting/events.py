@@ -30,6 +30,7 @@ class Event:
         total: how many there were.
         origin: where the first NaN or Inf was made, {} if unknown.
         lines: what else there is to say.
+        spike: of what it is a spike, "" if it is none.
     """
 
     row: int
@@ -43,12 +44,15 @@ class Event:
     total: int
     origin: dict[str, Any]
     lines: list[str] = field(default_factory=list)
+    spike: str = ""
 
     @property
     def title(self) -> str:
         """A few words."""
         first = self.names[0] if self.names else ""
         more = f" and {self.total - 1} more" if self.total > 1 else ""
+        if self.spike and not first:
+            first = f"spike of the {self.spike}" if self.kind == "skip" else f"{self.spike}, action: {self.action}"
         words = {"skip": "skipped", "spike": "spike", "bad": f"NaN or Inf, action: {self.action}"}
         words["weights"] = "weights hold NaN or Inf"
         return f"{words[self.kind]}{': ' if first else ''}{first}{more}"
@@ -76,6 +80,7 @@ def event_of(row: int, step: int, data: dict[str, Any]) -> Event | None:
         total=len(names),
         origin=_origin(data.get("origin")),
         lines=_more(data, spike),
+        spike=as_text(spike.get("what") or "norm") if spike else "",
     )
 
 

@@ -4,12 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from nanscan.reporting.reading import Reader, Run
+from nanscan.reporting.timeline import of_note
+from nanscan.reporting.values import as_text, number
 
-__all__ = ["Batch", "Tail"]
+__all__ = ["Batch", "News", "Tail"]
 
 CHUNK = 1 << 20
+TOLD = ("rollback", "checkpoint", "out_of_range", "end")
+
+
+@dataclass(frozen=True)
+class News:
+    """Something beside the steps, in a line: a checkpoint, a rollback, the end.
+
+    Attributes:
+        text: the line.
+        bad: whether it is trouble.
+        end: whether the run that wrote the last step is over.
+    """
+
+    text: str
+    bad: bool = False
+    end: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,6 +45,7 @@ class Batch:
         seconds: from the first of them to the last.
         trouble: what was wrong at the last step on which something was, "" if nothing was.
         all_skipped: how many were skipped since the log began.
+        news: what else happened, in order.
     """
 
     steps: int = 0
@@ -37,10 +57,11 @@ class Batch:
     seconds: float = 0.0
     trouble: str = ""
     all_skipped: int = 0
+    news: tuple[News, ...] = ()
 
     def __add__(self, other: Batch) -> Batch:
-        if not other.steps and not other.trouble:
-            return self
+        if not other.steps:
+            return replace(self, news=self.news + other.news)
         return replace(
             other,
             steps=self.steps + other.steps,
@@ -49,10 +70,21 @@ class Batch:
             norm=self.norm if other.norm is None else other.norm,
             loss=self.loss if other.loss is None else other.loss,
             trouble=other.trouble or self.trouble,
+            news=self.news + other.news,
         )
 
     def __bool__(self) -> bool:
-        return self.steps > 0
+        return self.steps > 0 or bool(self.news)
+
+    @property
+    def urgent(self) -> bool:
+        """True if it is to be told at once."""
+        return bool(self.trouble) or any(item.bad or item.end for item in self.news)
+
+    @property
+    def ended(self) -> bool:
+        """True if the run is over, and no other has begun."""
+        return bool(self.news) and self.news[-1].end
 
     def describe(self) -> str:
         """One line.
@@ -71,7 +103,9 @@ class Batch:
 
 
 class Tail:
-    """Reads what was appended to a file since the last time, whole lines only; begins again where it was truncated.
+    """Reads what was appended to a file since the last time, whole lines only.
+
+    Begins again where the file was truncated, or replaced by another of its name; one that isn't there is waited for.
 
     Args:
         path: of the log.
@@ -79,9 +113,10 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._begin()
+        self._begin(0)
 
-    def _begin(self) -> None:
+    def _begin(self, file: int) -> None:
+        self._file = file
         self._at = 0
         self._rest = b""
         self._reader = Reader()
@@ -91,10 +126,20 @@ class Tail:
         """What came; an empty batch if nothing did.
 
         Raises:
-            OSError: the file can't be read.
+            OSError: the file is there and can't be read.
         """
-        if self._path.stat().st_size < self._at:
-            self._begin()
+        try:
+            about = self._path.stat()
+        except FileNotFoundError:
+            return Batch()
+        batch = Batch()
+        if about.st_ino != self._file or about.st_size < self._at:
+            if self._at:
+                batch += Batch(news=(News("the file was replaced or emptied: it is read from its beginning"),))
+            self._begin(about.st_ino)
+        return batch + self._read_on()
+
+    def _read_on(self) -> Batch:
         batch = Batch()
         with self._path.open("rb") as file:
             file.seek(self._at)
@@ -107,8 +152,12 @@ class Tail:
 
     def _take(self, line: bytes) -> Batch:
         run = self._reader.feed(line)
-        if run is None:
-            return Batch()
+        if run is not None:
+            return self._step(run)
+        note = self._reader.note
+        return Batch(news=(self._news(note),)) if note is not None and note["kind"] in TOLD else Batch()
+
+    def _step(self, run: Run) -> Batch:
         event = run.events[-1] if run.events and run.events[-1].row == run.steps - 1 else None
         column = run.columns
         return Batch(
@@ -122,6 +171,30 @@ class Tail:
             trouble="" if event is None else f"step {event.step} {event.title}",
             all_skipped=len(run.skipped),
         )
+
+    def _news(self, note: dict[str, Any]) -> News:
+        kind = note["kind"]
+        if kind == "end":
+            return self._end(note)
+        if kind == "out_of_range":
+            where = f"{as_text(note.get('tensor'))} of {as_text(note.get('module'))}"
+            return News(
+                f"step {as_text(note.get('step'))} out of range: {where}: {as_text(note.get('reason'))}", bad=True
+            )
+        if kind == "rollback":
+            return News(f"rolled {of_note(kind, note)}", bad=True)
+        if note.get("error"):
+            return News(f"{of_note(kind, note)}: {as_text(note['error'])}", bad=True)
+        seconds = number(note.get("seconds"))
+        took = "" if seconds is None else f" in {seconds:.3g} s"
+        return News(f"{of_note(kind, note)} saved{took}: {as_text(note.get('path'))}")
+
+    def _end(self, note: dict[str, Any]) -> News:
+        last = max(self._reader.runs, key=lambda run: run.lines[1], default=None)
+        mine = last is None or str(note.get("run_id", "")) == last.id
+        steps = f"after {as_text(note.get('steps'))} steps"
+        error = as_text(note.get("error")).replace(": nanscan: ", ": ", 1)[:200]
+        return News(f"ended {steps}" + (f": {error}" if error else ""), bad=bool(error), end=mine)
 
     def _passed(self, run: Run) -> float:
         now = run.columns["time"][-1]

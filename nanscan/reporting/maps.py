@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from nanscan.reporting.reading import Run
 from nanscan.reporting.series import Axis
 from nanscan.reporting.values import as_int, as_list, as_mapping, as_text, number
 
-__all__ = ["layer_map", "range_maps"]
+__all__ = ["in_numbers", "layer_map", "range_maps"]
 
 MAX_COLUMNS = 240
 MAX_ROWS = 80
@@ -29,6 +30,25 @@ def layer_map(runs: Sequence[Run], axis: Axis) -> dict[str, Any] | None:
             place = axis.at(index, row)
             cells += [(place, groups[name], value) for name, value in norms.items()]
     return _map(cells)
+
+
+def in_numbers(found: dict[str, Any] | None) -> list[dict[str, Any]]:
+    """A heat map's rows as a table: the first, median, last and largest value, and how many cells hold a NaN or Inf."""
+    table = []
+    for name, cells in zip(*(found[key] for key in ("rows", "cells")), strict=True) if found else ():
+        good = [value for value in cells if isinstance(value, float)]
+        numbers = (
+            {
+                "first": good[0],
+                "median": statistics.median(good),
+                "last": good[-1],
+                "largest": max(good),
+            }
+            if good
+            else {}
+        )
+        table.append({"name": name, **numbers, "bad": cells.count("bad")})
+    return table
 
 
 def range_maps(runs: Sequence[Run], axis: Axis) -> dict[str, dict[str, Any]]:

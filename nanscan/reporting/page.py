@@ -13,13 +13,16 @@ from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from nanscan._version import __version__
+from nanscan.reporting.advice import ending
 from nanscan.reporting.data import page_data
 from nanscan.reporting.reading import Log
 from nanscan.reporting.summary import summary
+from nanscan.reporting.values import as_list, as_mapping
 
 __all__ = ["page", "write_page"]
 
 ECHARTS = "6.1.0"
+MAX_FINDINGS = 100
 
 
 def write_page(log: Log, path: Path) -> int:
@@ -38,10 +41,12 @@ def page(log: Log) -> str:
     """The page as text. Every name that comes from the log is escaped, in HTML and in the data for the charts."""
     loader = PackageLoader("nanscan.reporting", "templates")
     environment = Environment(loader=loader, autoescape=select_autoescape(default=True), trim_blocks=True)
-    environment.filters.update(count=_count, number=_number, when=_when, duration=_duration)
+    environment.filters.update(
+        count=_count, number=_number, when=_when, duration=_duration, ending=ending, items=as_list
+    )
     data = page_data(log)
     has = {name: bool(data[name]) for name in ("layers", "ranges")} | {"charts": bool(data["series"])}
-    events, left_out = data.pop("groups"), data.pop("left_out")
+    events, left_out, layer_table = (data.pop(name) for name in ("groups", "left_out", "layer_table"))
     return environment.get_template("page.html").render(
         data=htmlsafe_json_dumps(data, dumps=_dumps),
         echarts=Markup(_file("vendor", "echarts", "echarts.min.js")),
@@ -49,6 +54,8 @@ def page(log: Log) -> str:
         script=Markup(_file("templates", "charts.js")),
         events=events,
         left_out=left_out,
+        layer_table=layer_table,
+        findings=_findings(log),
         log=log,
         name=log.path.name,
         made=datetime.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M"),
@@ -57,6 +64,12 @@ def page(log: Log) -> str:
         echarts_version=ECHARTS,
         has=has,
     )
+
+
+def _findings(log: Log) -> list[dict[str, Any]]:
+    """What `nanscan.preflight` has found, of the last run that was looked at."""
+    notes = [note for run in log.runs for note in run.notes["preflight"]]
+    return [as_mapping(item) for item in as_list(notes[-1].get("findings"))[:MAX_FINDINGS]] if notes else []
 
 
 def _dumps(value: Any, **options: Any) -> str:

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from nanscan.reporting.events import Event, event_of
-from nanscan.reporting.values import as_int, as_mapping, number
+from nanscan.reporting.lines import read_lines
+from nanscan.reporting.values import as_int, as_mapping, as_text, number
 
 __all__ = ["Log", "Reader", "Run", "read_log"]
 
-NOTES = ("checkpoint", "rollback", "ranges", "out_of_range")
+NOTES = ("checkpoint", "rollback", "ranges", "out_of_range", "preflight", "end")
 MAX_GAPS = 5
 MAX_PROBLEMS = 20
 SERIES = ("step", "norm", "clip_factor", "clip_limit", "loss", "loss_scale", "time")
@@ -33,6 +34,7 @@ class Run:
         layers: (row, layer -> gradient norm), where they were noted.
         notes: kind -> lines that are no steps.
         missing: (first, last) of each row of steps that are not in the file.
+        lines: number of the first and of the last line that is one of its steps.
     """
 
     id: str = ""
@@ -43,6 +45,12 @@ class Run:
     layers: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     notes: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {kind: [] for kind in NOTES})
     missing: list[tuple[int, int]] = field(default_factory=list)
+    lines: tuple[int, int] = (0, 0)
+
+    @property
+    def end(self) -> dict[str, Any] | None:
+        """What its program wrote when it ended; None if it was killed, is still running, or didn't get to say so."""
+        return self.notes["end"][-1] if self.notes["end"] else None
 
     @property
     def steps(self) -> int:
@@ -84,17 +92,24 @@ def read_log(path: Path) -> Log:
         OSError: it can't be read.
     """
     reader = Reader()
-    with path.open("rb") as file:
-        for line in file:
-            reader.feed(line)
+    for line in read_lines(path, reader.complain):
+        reader.feed(line)
     return Log(path, path.stat().st_size, reader.runs, reader.problems())
 
 
 class Reader:
-    """Takes a log line by line."""
+    """Takes a log line by line.
+
+    Attributes:
+        runs: in the order in which they begin.
+        note: the last line that was taken, if it is no step but a checkpoint, a rollback or the like; else None.
+    """
 
     def __init__(self) -> None:
         self.runs: list[Run] = []
+        self.note: dict[str, Any] | None = None
+        self._said: list[str] = []
+        self._count = 0
         self._by_id: dict[str, Run] = {}
         self._ignored: Counter[str] = Counter()
         self._half = False
@@ -103,6 +118,8 @@ class Reader:
     def feed(self, line: bytes) -> Run | None:
         """Take one line; returns the run that it was a step of, None if it was no step."""
         self._half = not line.endswith(b"\n")
+        self._count += 1
+        self.note = None
         if not line.strip():
             return None
         try:
@@ -117,6 +134,7 @@ class Reader:
 
     def _take(self, data: dict[str, Any]) -> Run | None:
         if data.get("kind") in NOTES:
+            self.note = data
             self._note(data)
             return None
         step = as_int(data.get("step"))
@@ -134,11 +152,17 @@ class Reader:
         run = self._by_id.get(name)
         if run is None or (step <= run.last_step and not name) or "run" in data:
             run = self._by_id[name] = Run(name, as_mapping(data.get("run")))
+            run.lines = (self._count, self._count)
             self.runs.append(run)
-            for early in self._early:
-                self._file(run, early)
-            self._early.clear()
+            self._file_early(run)
+        run.lines = (run.lines[0], self._count)
         return run
+
+    def _file_early(self, run: Run) -> None:
+        early, self._early = self._early, []
+        for note in early:
+            other = note["kind"] == "preflight" and note.get("run_id", run.id) != run.id
+            self._early.append(note) if other else self._file(run, note)
 
     def _add(self, run: Run, step: int, data: dict[str, Any]) -> None:
         row = run.steps
@@ -151,11 +175,13 @@ class Reader:
         if event is not None:
             run.events.append(event)
         if isinstance(data.get("layer_norms"), dict):
-            norms = {str(name): number(value, finite=False) for name, value in data["layer_norms"].items()}
+            norms = {as_text(name): number(value, finite=False) for name, value in data["layer_norms"].items()}
             run.layers.append((row, {name: value for name, value in norms.items() if value is not None}))
 
     def _note(self, data: dict[str, Any]) -> None:
-        run = self._by_id.get(str(data.get("run_id", ""))) or (self.runs[-1] if self.runs else None)
+        run = self._by_id.get(str(data.get("run_id", "")))
+        if run is None and self.runs and data["kind"] != "preflight":  # that comes before the first step of its run
+            run = self.runs[-1]
         if run is None:
             self._early.append(data)
         else:
@@ -165,9 +191,13 @@ class Reader:
     def _file(run: Run, data: dict[str, Any]) -> None:
         run.notes[data["kind"]].append({**data, "row": max(0, run.steps - 1)})
 
+    def complain(self, text: str) -> None:
+        """Add to the problems."""
+        self._said.append(text)
+
     def problems(self) -> list[str]:
         """What was ignored or is missing, in words."""
-        said = [*self._of_lines(), *self._of_runs()]
+        said = [*self._of_lines(), *self._said, *self._of_runs()]
         more = [f"And {len(said) - MAX_PROBLEMS} more of this kind."] if len(said) > MAX_PROBLEMS else []
         return [*said[:MAX_PROBLEMS], *more]
 
@@ -184,12 +214,15 @@ class Reader:
         if not any(run.steps for run in self.runs):
             yield "There is no step in this log: it is empty, was just begun, or is another program's."
 
+    def _mixed(self) -> str:
+        ordered = all(a.lines[1] < b.lines[0] for a, b in zip(self.runs, self.runs[1:], strict=False))
+        if ordered:
+            return "it was continued, or started again, after the first one."
+        return "several processes wrote into it at the same time, which is easier to read in a log for each."
+
     def _of_runs(self) -> Iterator[str]:
         if len(self.runs) > 1:
-            yield (
-                f"The log holds {len(self.runs)} runs: several were appended, or several processes wrote into it. "
-                "They are shown one after the other; with a log of its own for each, it is easier to read."
-            )
+            yield f"The log holds {len(self.runs)} runs: {self._mixed()} They are shown one after the other."
         for index, run in enumerate(self.runs, 1):
             which = f"Run {index}: " if len(self.runs) > 1 else ""
             if run.missing:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from nanscan.reporting.advice import advice, ending
 from nanscan.reporting.events import Event
 from nanscan.reporting.reading import Log, Run
 from nanscan.reporting.values import as_text
@@ -21,6 +22,11 @@ def summary(log: Log) -> dict[str, Any]:
     runs = log.runs
     events = [event for run in runs for event in run.events]
     skips = [event for event in events if event.kind == "skip"]
+    facts = _facts(log, runs, events, skips)
+    return {**facts, "advice": advice(log, facts)}
+
+
+def _facts(log: Log, runs: list[Run], events: list[Event], skips: list[Event]) -> dict[str, Any]:
     checkpoints = [note for run in runs for note in run.notes["checkpoint"]]
     return {
         "path": str(Path(log.path).absolute()),
@@ -31,10 +37,12 @@ def summary(log: Log) -> dict[str, Any]:
         "last_step": runs[-1].last_step if log.steps else None,
         "seconds": _seconds(runs),
         "verdict": verdict(log),
+        "ended": ending(runs[-1]) if runs else None,
         "skipped": sum(len(run.skipped) for run in runs),
         "first_skipped_step": skips[0].step if skips else None,
         "skipped_at_end": skipped_at_end(runs),
-        "spikes": sum(event.kind == "spike" or any(" is a spike" in line for line in event.lines) for event in events),
+        "skipped_for_nan": sum(bool(event.names) or not event.spike for event in skips),
+        "spikes": sum(bool(event.spike) for event in events),
         "bad_but_stepped": sum(event.kind == "bad" for event in events),
         "bad_weights": sum(event.kind == "weights" for event in events),
         "rollbacks": sum(len(run.notes["rollback"]) for run in runs),
@@ -60,20 +68,36 @@ def verdict(log: Log) -> str:
     steps, skipped = log.steps, sum(len(run.skipped) for run in log.runs)
     if not steps:
         return "There is no step in this log."
-    trouble = [f"{skipped:,} of {steps:,} steps were skipped"] if skipped else []
+    trouble = [f"{skipped:,} of {steps:,} steps {_were(skipped)} skipped"] if skipped else []
     events = [event for run in log.runs for event in run.events]
     stepped = sum(event.kind == "bad" for event in events)
     weights = [event for event in events if event.kind == "weights"]
     back = sum(len(run.notes["rollback"]) for run in log.runs)
-    trouble += [f"{stepped:,} steps were taken with a NaN or Inf"] if stepped else []
+    trouble += [f"{_steps(stepped)} {_were(stepped)} taken with a NaN or Inf"] if stepped else []
     trouble += [f"the weights held NaN or Inf after step {weights[0].step:,}"] if weights else []
     trouble += [f"{back:,} rollback{'' if back == 1 else 's'}"] if back else []
+    failed = ending(log.runs[-1]) if log.runs[-1].end and log.runs[-1].end.get("error") else ""
+    if not trouble and failed:
+        return f"All {steps:,} steps were taken, then the program ended with {_kind(failed)}."
     if not trouble:
         return f"Healthy: all {steps:,} steps were taken." if steps > 1 else "Healthy: its one step was taken."
     end = skipped_at_end(log.runs)
-    ending = f"it ended with {end:,} skipped in a row" if end > 1 else "the last step was skipped" if end else ""
-    text = "; ".join([*trouble, ending] if ending else trouble)
+    at_end = [f"it ended with {end:,} skipped in a row" if end > 1 else "the last step was skipped"] if end else []
+    at_end += [f"the program ended with {_kind(failed)}"] if failed else []
+    text = "; ".join([*trouble, *at_end])
     return f"{text[0].upper()}{text[1:]}."
+
+
+def _were(count: int) -> str:
+    return "was" if count == 1 else "were"
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count:,} steps"
+
+
+def _kind(error: str) -> str:
+    return error.partition(":")[0]
 
 
 def skipped_at_end(runs: Sequence[Run]) -> int:

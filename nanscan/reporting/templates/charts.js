@@ -37,15 +37,26 @@
   const marks = LANES.filter(([kind]) => data.marks[kind].length);
   const points = marks.map(([kind], lane) =>
     kind === "rollback" || kind === "checkpoint" ? data.marks[kind].map(([x]) => [x, lane]) : expand(data.marks[kind], lane));
-  const places = [...new Set(points.flatMap((list, lane) => (marks[lane][0] === "checkpoint" ? [] : list.map((p) => p[0]))))].sort((a, b) => a - b);
+  const sorted = (list) => [...new Set(list)].sort((a, b) => a - b);
+  const events = points.flatMap((list, lane) => (marks[lane][0] === "checkpoint" ? data.marks.checkpoint.filter((m) => m[2]) : list).map((p) => p[0]));
+  const places = sorted(events); /* what n and p go to */
+  const marked = sorted(points.flatMap((list) => list.map((p) => p[0])));
 
   /* ---- the steps ------------------------------------------------------------------------------------------------ */
 
   const box = document.getElementById("steps");
   const stepChart = box && echarts.init(box, null, { renderer: "canvas" });
-  const norms = (data.series.norm || []).map((p) => p[1]).filter((v) => v !== null);
-  const mayLog = norms.length > 0 && norms.every((v) => v > 0);
-  let logScale = mayLog && norms.reduce((a, b) => Math.max(a, b), 0) > 100 * norms.reduce((a, b) => Math.min(a, b), Infinity);
+  const LOGGED = ["norm", "loss", "loss_scale"].filter((name) => spread(name) > 0);
+  let logScale = LOGGED.some((name) => spread(name) > 100);
+
+  /* The largest value by the smallest; 0 where a logarithm can't show them all. */
+  function spread(name) {
+    const values = (data.series[name] || []).map((p) => p[1]).filter((v) => v !== null);
+    if (!values.length || values.some((v) => v <= 0)) return 0;
+    return values.reduce((a, b) => Math.max(a, b)) / values.reduce((a, b) => Math.min(a, b));
+  }
+
+  const logged = (name) => logScale && LOGGED.includes(name);
 
   function panels() {
     return PANELS.filter(([name]) => data.series[name] || (name === "clip_factor" && data.series.clip_factor));
@@ -54,7 +65,9 @@
   function layout() {
     const found = [];
     let top = 34;
-    for (const [name, title, color, height] of panels()) {
+    const part = "paper" in document.documentElement.dataset ? 0.72 : 1; /* so that it fits under the head of the page */
+    for (const [name, title, color, full] of panels()) {
+      const height = Math.round(full * part);
       found.push({ name, title, color, top, height });
       top += height + 34;
       if (name === "norm" && marks.length) {
@@ -96,7 +109,7 @@
         name: i === found.length - 1 ? (data.runs.length > 1 ? "run: step" : "step") : "", nameLocation: "middle", nameGap: 22, nameTextStyle: { color: muted },
       })),
       yAxis: found.map((p, i) => (p.name === "lanes" ? laneAxis(i, muted) : {
-        type: logScale && (p.name === "norm" || p.name === "loss_scale") ? "log" : "value", gridIndex: i, scale: p.name === "loss",
+        type: logged(p.name) ? "log" : "value", gridIndex: i, scale: p.name === "loss",
         max: p.name === "clip_factor" ? 1 : null, min: p.name === "clip_factor" ? 0 : null, splitNumber: p.height > 100 ? 4 : 2,
         name: p.title, nameLocation: "end", nameGap: 10, nameTextStyle: { color: text, fontWeight: "bold", align: "left" },
         axisLabel: { color: muted, formatter: short, hideOverlap: true }, splitLine: { lineStyle: { color: line, opacity: 0.5 } },
@@ -126,8 +139,7 @@
   }
 
   function lineSeries(p, i) {
-    const shown = logScale && (p.name === "norm" || p.name === "loss_scale");
-    const values = shown ? data.series[p.name].map(([x, y]) => [x, y > 0 ? y : null]) : data.series[p.name];
+    const values = data.series[p.name];
     const series = [{
       type: "line", name: p.name, xAxisIndex: i, yAxisIndex: i, data: values, showSymbol: values.length < 60, symbolSize: 4,
       lineStyle: { width: 1.4, color: css(p.color) }, itemStyle: { color: css(p.color) }, connectNulls: false,
@@ -192,10 +204,10 @@
   const panel = document.getElementById("details");
   let chosen = null;
 
-  function nearest(x, tolerance) {
-    let low = 0, high = places.length;
-    while (low < high) { const mid = (low + high) >> 1; if (places[mid] < x) low = mid + 1; else high = mid; }
-    const near = [places[low - 1], places[low]].filter((p) => p !== undefined).sort((a, b) => Math.abs(a - x) - Math.abs(b - x))[0];
+  function nearest(x, tolerance, among = places) {
+    let low = 0, high = among.length;
+    while (low < high) { const mid = (low + high) >> 1; if (among[mid] < x) low = mid + 1; else high = mid; }
+    const near = [among[low - 1], among[low]].filter((p) => p !== undefined).sort((a, b) => Math.abs(a - x) - Math.abs(b - x))[0];
     return near !== undefined && Math.abs(near - x) <= tolerance ? near : null;
   }
 
@@ -333,6 +345,27 @@
     }, true);
   }
 
+  /* The arrow keys go from cell to cell of a heat map; what is there is shown, and said to a screen reader. */
+  const KEYED = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
+  function keyed(chart, map) {
+    const dom = chart.getDom();
+    let at = null;
+    dom.addEventListener("keydown", (event) => {
+      const by = KEYED[event.key], shown = map();
+      if (!by || event.ctrlKey || event.metaKey || event.altKey || !shown) return;
+      event.preventDefault();
+      const inside = (value, count) => Math.min(Math.max(value, 0), count - 1);
+      at = at === null ? [0, 0] : [inside(at[0] + by[0], shown.columns.length), inside(at[1] + by[1], shown.rows.length)];
+      at = [inside(at[0], shown.columns.length), inside(at[1], shown.rows.length)];
+      const value = shown.cells[at[1]][at[0]], text = value === null ? "nothing noted" : value === "bad" ? "NaN or Inf" : short(value);
+      document.getElementById("cell").textContent = shown.rows[at[1]] + ", " + stepAt(shown.columns[at[0]]) + ": " + text;
+      const series = chart.getOption().series, name = value === "bad" ? 1 : 0;
+      const index = series[name].data.findIndex((cell) => cell[0] === at[0] && cell[1] === at[1]);
+      chart.dispatchAction(index < 0 ? { type: "hideTip" } : { type: "showTip", seriesIndex: name, dataIndex: index });
+    });
+    dom.addEventListener("blur", () => chart.dispatchAction({ type: "hideTip" }));
+  }
+
   const layerChart = data.layers && echarts.init(document.getElementById("layers"));
   const rangeKind = document.getElementById("range-kind"), rangeQuantity = document.getElementById("range-quantity");
   const rangeChart = rangeKind && echarts.init(document.getElementById("ranges"));
@@ -358,7 +391,7 @@
       stepChart.setOption(stepOption(), true);
       if (zoom) zoomTo(...zoom);
       const button = document.getElementById("log-scale");
-      button.disabled = !mayLog;
+      button.disabled = !LOGGED.length;
       button.setAttribute("aria-pressed", String(logScale));
     }
     if (layerChart) heat(layerChart, data.layers, true, "norm");
@@ -369,7 +402,7 @@
   /* Browsers print a canvas by repeating how it was drawn, up to a limit that a heat map exceeds: print a copy. */
   function toPaper() {
     document.documentElement.dataset.paper = "";
-    for (const chart of charts) chart.resize({ width: 680 });
+    for (const chart of charts) chart.resize({ width: 900 });
     paint();
     for (const chart of charts) {
       const drawn = chart.renderToCanvas({ pixelRatio: 2, backgroundColor: "#fff" });
@@ -394,7 +427,8 @@
     stepChart.getZr().on("click", (event) => {
       const at = stepChart.convertFromPixel({ gridIndex: 0 }, [event.offsetX, event.offsetY]);
       const [a, b] = range();
-      const near = at && nearest(at[0], ((b - a) * 8) / Math.max(1, box.clientWidth - 120) + 0.5);
+      const reach = ((b - a) * 8) / Math.max(1, box.clientWidth - 120) + 0.5;
+      const near = at && (nearest(at[0], reach) ?? nearest(at[0], reach, marked));
       if (near !== null && near !== undefined) show(near, true);
     });
     box.addEventListener("keydown", (event) => {
@@ -408,9 +442,13 @@
     if (stepChart) bring(x);
     show(x, true);
   }));
-  if (layerChart) charts.push(layerChart);
+  if (layerChart) {
+    charts.push(layerChart);
+    keyed(layerChart, () => data.layers);
+  }
   if (rangeChart) {
     charts.push(rangeChart);
+    keyed(rangeChart, () => (data.ranges[rangeKind.value] || {})[rangeQuantity.value]);
     fill(rangeKind, Object.keys(data.ranges));
     fill(rangeQuantity, Object.keys(Object.values(data.ranges)[0]));
   }
