@@ -33,7 +33,7 @@ source_suffix = {".md": "markdown"}
 
 myst_enable_extensions = ["colon_fence"]
 myst_heading_anchors = 4  # `guide.md#the-log` leads to the heading here as it does on a code host
-smartquotes = False  # a quote in a sentence may be one of the code
+smartquotes_action = "D"  # dashes; a quote in a sentence may be one of the code
 nitpicky = True  # a name that is written as a link and leads nowhere fails the build
 
 # ---- reference -------------------------------------------------------------------------------------------------------
@@ -45,6 +45,7 @@ nitpick_ignore_regex = [
     ("py:class", r"(torch|collections|os|pathlib|lightning|transformers|accelerate|paddle)\..*"),  # other projects'
 ]
 autodoc_inherit_docstrings = False
+python_use_unqualified_type_names = True
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True

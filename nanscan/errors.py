@@ -96,11 +96,25 @@ class CheckpointSystemError(OSError, CheckpointError):
 
 
 class CorruptCheckpoint(CheckpointError):
-    """A file is no checkpoint, or not the one that was saved: torn, truncated, with changed bytes, or foreign."""
+    """A file is no checkpoint, or not the one that was saved: torn, truncated, with changed bytes, or foreign.
+
+    >>> import nanscan, pathlib, tempfile
+    >>> path = pathlib.Path(tempfile.mkdtemp(), "torn.pt")
+    >>> _ = path.write_bytes(b"PK")
+    >>> try:
+    ...     nanscan.load(path)
+    ... except CorruptCheckpoint as error:
+    ...     print("torn.pt" in str(error))
+    True
+    """
 
 
 class CheckpointWarning(UserWarning):
-    """The category of every warning about what a checkpoint does not hold, or what of it was not used."""
+    """The category of every warning about what a checkpoint does not hold, or what of it was not used.
+
+    >>> import warnings
+    >>> warnings.filterwarnings("ignore", category=CheckpointWarning)
+    """
 
 
 class NonFiniteWarning(RuntimeWarning):

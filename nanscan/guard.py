@@ -42,6 +42,11 @@ class GuardedOptimizer(Copies):
     names and the inner optimizer's own attributes go along, as far as they can be pickled; the model does not (unless
     `copy.deepcopy` copies it in the same call) and a log given as a path is opened again. `nanscan.wrap(copy, model)`
     gives it a model once more.
+
+    >>> import torch, nanscan
+    >>> optimizer = nanscan.wrap(torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1))
+    >>> optimizer.skipped_steps, optimizer.param_groups is optimizer.optimizer.param_groups
+    (0, True)
     """
 
     def __init__(

@@ -7,16 +7,17 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 from nanscan.clipping.record import Spike
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from nanscan.engine.result import EngineScan, Row
 
 __all__ = ["Label", "Report", "StepReport", "TensorReport"]
 
-_R = TypeVar("_R", bound="Report")
 _OWNER = {"grad": "grad of '{name}'", "state": "optimizer state {name}", "loss": "{name}", "tensor": "'{name}'"}
 _TOTALS = frozenset({"finite", "norm", "finite_norm", "inf_norm", "nan_count", "inf_count", "numel"})
 
@@ -133,12 +134,12 @@ class Report:
 
     @classmethod
     def from_scan(
-        cls: type[_R],
+        cls,
         scan: EngineScan,
         labels: Sequence[Label],
         places: Mapping[int, tuple[int, ...]] | None = None,
         **known: Any,
-    ) -> _R:
+    ) -> Self:
         """A report over an engine's result, without copying the rows yet.
 
         Args:
@@ -151,7 +152,7 @@ class Report:
         return cls.from_source(ScanSource(scan, labels, places), **known)
 
     @classmethod
-    def from_source(cls: type[_R], source: Source, **known: Any) -> _R:
+    def from_source(cls, source: Source, **known: Any) -> Self:
         """A report whose fields come from `known`, else from `source` when they are read."""
         self = object.__new__(cls)
         fields = self.__dict__
@@ -175,10 +176,10 @@ class Report:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
 
-    def __deepcopy__(self: _R, memo: dict[int, Any]) -> _R:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
 
-    def without_table(self: _R) -> _R:
+    def without_table(self) -> Self:
         """A copy whose `tensors` holds the bad rows only; totals and `bad` stay. It keeps no engine result alive."""
         own = self.__dict__
         bad = () if self.finite else self.bad
@@ -205,7 +206,7 @@ class Report:
         return json.dumps({name: strict(_plain(getattr(self, name))) for name in names}, allow_nan=False)
 
     @classmethod
-    def from_dict(cls: type[_R], data: Mapping[str, Any]) -> _R:
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """The inverse of `to_dict` and of a parsed `to_json` line; a line without its table gets the bad rows.
 
         Raises:
@@ -264,6 +265,9 @@ class StepReport(Report):
             `check_params_every` steps.
 
     Norms, counts and rows are of the gradients, unscaled, before clipping; the loss given to `observe` is a row too.
+
+    >>> StepReport(True, 5.0, 5.0, 4.0, 0, 0, 2, (), (), step=7, clip_factor=0.2).skipped
+    False
     """
 
     # default_factory, not a default: a class attribute would hide a field that is still to be filled.

@@ -32,6 +32,9 @@ class Restored:
         unused: names of parts that are in the file and were not asked for.
         model_match: what of the model's state was matched by name; None if no model was restored.
         optimizer_match: likewise for the optimizer.
+
+    >>> Restored(120, None, {"accuracy": 0.9}, Path("run/step-00000120.pt")).extra["accuracy"]
+    0.9
     """
 
     step: int

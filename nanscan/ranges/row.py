@@ -64,6 +64,9 @@ class OutOfRange(RangeRow):
 
     Attributes:
         reason: in words: non-finite, close to the largest number of its dtype or of float16, or a sudden jump.
+
+    >>> OutOfRange(3, "fc", "activation", -1.0, 2.0, 0.5, 0.25, 0.0, 1, 0, "has 1 NaN").reason
+    'has 1 NaN'
     """
 
     reason: str = ""
