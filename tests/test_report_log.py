@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ import torch
 import nanscan
 from nanscan.report import StepReport
 from nanscan.reporting.data import page_data
+from nanscan.reporting import lines
 from nanscan.reporting.reading import read_log
 from nanscan.reporting.summary import summary
 from tests.report_logs import EVIL, origin, skipped, step, train, write
@@ -162,3 +166,83 @@ def test_origin_keeps_its_source_line_and_hint(tmp_path: Path) -> None:
     (found,) = summary(log)["origins"]
     assert (found["file"], found["line"], found["code"]) == ("train.py", 7, "y = x.log()")
     assert page_data(log)["details"]["1"]["origin"]["hint"] == "clamp the argument first"
+
+
+DIES = """
+import torch, nanscan
+weight = torch.nn.Parameter(torch.ones(2))
+optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=0.1), max_consecutive_skips=2, log="run.jsonl")
+for value in (1.0, float("nan"), float("nan")):
+    weight.grad = torch.full((2,), value)
+    optimizer.step()
+"""
+
+
+def test_log_says_which_error_ended_the_program(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-W", "ignore", "-c", DIES], cwd=tmp_path, stderr=subprocess.PIPE, check=False)
+    about = summary(read_log(tmp_path / "run.jsonl"))
+    assert about["ended"].startswith("TrainingDiverged: step 2 skipped")
+    assert about["verdict"].endswith("it ended with 2 skipped in a row; the program ended with TrainingDiverged.")
+    assert "find_origin=True" in about["advice"][0]
+
+
+ADVICE = {
+    "healthy": ([step(0), step(1)], "Nothing to do."),
+    "origin": ([step(0), skipped(1, origin=origin()), step(2)], "Mend aten.log in head (train.py:7): clamp the"),
+    "no origin": (
+        [step(0), skipped(1, "head.bias")],
+        "find_origin=True) names the line of code. Most often bad: head.b",
+    ),
+    "spike": ([step(0), step(1, spike={"what": "loss", "value": 9.0})], "Look at the batches of the spikes, step 1."),
+    "weights": (
+        [step(8), {"kind": "checkpoint", "step": 9, "path": "c/9.pt"}, step(9, parameters=[{"name": "w"}])],
+        "Don't use weights from step 9 on: they held NaN or Inf. The last checkpoint that was saved before is of step 9",
+    ),
+    "clipped": ([step(n) for n in range(120)], "100% of the steps were clipped"),
+    "empty": ([], "Give nanscan.wrap(..., log=...) this path"),
+}
+
+
+@pytest.mark.parametrize("name", ADVICE)
+def test_summary_says_what_to_do_next(name: str, tmp_path: Path) -> None:
+    given, words = ADVICE[name]
+    assert words in summary(read_log(write(tmp_path / "run.jsonl", *given)))["advice"][0]
+
+
+def test_compressed_log_is_read_and_one_that_is_cut_says_so(tmp_path: Path) -> None:
+    plain = write(tmp_path / "run.jsonl", *[step(n, loss=n * 0.37) for n in range(500)]).read_bytes()
+    packed = tmp_path / "run.jsonl.gz"
+    packed.write_bytes(gzip.compress(plain))
+    assert read_log(packed).steps == 500
+    packed.write_bytes(gzip.compress(plain)[:-200])
+    cut = read_log(packed)
+    assert 0 < cut.steps < 500 and any("compressed file can't be read to its end" in said for said in cut.problems)
+
+
+def test_line_without_an_end_is_told_and_the_lines_around_it_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE", 1 << 12)
+    log = read_log(write(tmp_path / "run.jsonl", step(0), "x" * 10_000, step(1)))
+    assert log.steps == 2 and "longer than" in " ".join(log.problems)
+
+
+def test_findings_before_the_first_step_are_noted_in_the_log(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, log=tmp_path / "run.jsonl")
+    with torch.no_grad():
+        model.weight[0, 0] = float("nan")
+    found = nanscan.preflight(model, optimizer)
+    (note,) = lines_of(tmp_path / "run.jsonl")
+    assert note["kind"] == "preflight" and note["findings"][0]["code"] == found[0].code == "NS101"
+    assert "NS101" in found._repr_html_() and "weight" in found._repr_html_()
+
+
+def test_origin_and_watch_show_themselves_in_a_notebook_with_names_escaped() -> None:
+    suspect = torch.nn.Sequential()
+    suspect.add_module("<script>", torch.nn.Linear(2, 2))
+    with nanscan.watch(suspect) as watched, nanscan.trace(suspect) as traced:
+        suspect(torch.full((1, 2), float("inf"))).sum().backward()
+    for html in (watched._repr_html_(), traced.origin._repr_html_()):
+        assert "<table>" in html and "<script" not in html and "&lt;script&gt;" in html
+    assert "non-finite" in watched._repr_html_() and "<b>Hint:</b>" in traced.origin._repr_html_()

@@ -128,6 +128,11 @@ class Origin:
     def __str__(self) -> str:
         return self.describe()
 
+    def _repr_html_(self) -> str:  # notebooks call it
+        from nanscan.reporting.html import origin_html
+
+        return origin_html(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain Python data (tuples as lists); floats are finite except in `value_at`."""
         return {item.name: _plain(getattr(self, item.name)) for item in dataclasses.fields(self)}

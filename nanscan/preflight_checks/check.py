@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from nanscan.log import logs_of
 from nanscan.preflight_checks.batch import check_given_batch
 from nanscan.preflight_checks.checkpointing import check_checkpointing
 from nanscan.preflight_checks.codes import CODES
@@ -62,6 +63,7 @@ def preflight(
 
     Returns:
         A list of `Finding`, the most severe first; `print` shows it as a report. `docs/preflight.md` has all codes.
+        They are noted in the log of a guarded optimizer, for `nanscan report`.
 
     Raises:
         TypeError: the model is no module, or something can't be called.
@@ -80,7 +82,10 @@ def preflight(
     silenced = _codes(silence)
     subject = _subject(model, optimizer, batch, loss_fn, forward, scheduler, scaler, autocast_dtype)
     findings = [f for f in dict.fromkeys(_all(subject)) if f.code not in silenced]
-    return Findings(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.code)))
+    found = Findings(sorted(findings, key=lambda f: (SEVERITIES.index(f.severity), f.code)))
+    for log in logs_of(subject.guard):
+        log.note("preflight", {"findings": [finding.to_dict() for finding in found]})
+    return found
 
 
 def _all(subject: Subject) -> Iterator[Finding]:

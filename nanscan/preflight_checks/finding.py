@@ -66,6 +66,11 @@ class Findings(list[Finding]):
         lines = [line for code in dict.fromkeys(f.code for f in self) for line in self._of(code)]
         return "\n".join([f"nanscan.preflight: {told}", *lines, f"Silence what is meant: silence={{{codes}}}"])
 
+    def _repr_html_(self) -> str:  # notebooks call it
+        from nanscan.reporting.html import findings_html
+
+        return findings_html(self)
+
     def _of(self, code: str) -> list[str]:
         """The findings of one code; of many alike the first few, and where the others are."""
         same = [finding for finding in self if finding.code == code]

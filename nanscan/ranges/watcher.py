@@ -179,6 +179,11 @@ class Watch:
         state = "open" if self._recorder is not None else "closed"
         return f"<nanscan.Watch, {state}: {self.steps} steps>"
 
+    def _repr_html_(self) -> str:  # notebooks call it
+        from nanscan.reporting.html import watch_html
+
+        return watch_html(self)
+
     def __getstate__(self) -> dict[str, Any]:
         """A copy or pickle holds what was found, and watches nothing."""
         self._settle(wait=True)

@@ -79,7 +79,7 @@ def run_facts(report: StepReport, settings: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         report: of the first step, with its table.
-        settings: what the guard was told.
+        settings: what the guard was told; its `engine`, if it has one, is that of the run.
     """
     rows = [row for row in report.tensors if row.kind == "grad"]
     return {
@@ -89,7 +89,7 @@ def run_facts(report: StepReport, settings: dict[str, Any]) -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES if _loaded(name)},
         "devices": sorted({row.device for row in rows}),
         "gpus": _gpus(),
-        "engine": _engine(),
+        "engine": settings.get("engine") or _engine(),
         "program": os.path.basename(sys.argv[0]) if sys.argv else "",
         "process": os.getpid(),
         "settings": settings,

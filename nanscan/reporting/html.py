@@ -9,11 +9,16 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from nanscan.history import History
+    from nanscan.origin.record import Origin
+    from nanscan.preflight_checks.finding import Findings
+    from nanscan.ranges.row import RangeRow
+    from nanscan.ranges.watcher import Watch
     from nanscan.report import Report, StepReport, TensorReport
 
-__all__ = ["history_html", "report_html"]
+__all__ = ["findings_html", "history_html", "origin_html", "report_html", "watch_html"]
 
 ROWS = 10
+MANY = 50  # of rows that are all of interest
 WIDTH, HEIGHT = 400, 48  # of the line of norms, in pixels
 RED, GREEN = "#d1374f", "#2f8f57"  # readable on white and on black
 
@@ -23,7 +28,7 @@ def report_html(report: Report) -> str:
     rows = report.bad or sorted(report.tensors, key=lambda row: -row.norm)[:ROWS]
     parts = [_head(report), _table(ROW_HEADS, map(_row, rows[:ROWS])) if rows else ""]
     parts += [f"<div>and {len(rows) - ROWS} more</div>"] if len(rows) > ROWS else []
-    parts += [f"<pre>{escape(str(report.origin))}</pre>"] if report.origin is not None else []
+    parts += [origin_html(report.origin)] if report.origin is not None else []
     return f"<div>{''.join(parts)}</div>"
 
 
@@ -37,6 +42,36 @@ def history_html(history: History) -> str:
     return f"<div><b>{head}</b><br>{_line(reports)}{table}</div>"
 
 
+def origin_html(origin: Origin) -> str:
+    """Where a NaN or Inf was made: the line of code, what went in and came out, what to do."""
+    head = escape(origin.one_line().removesuffix(f": {origin.code}") if origin.code else origin.one_line())
+    code = f"<pre><code>{escape(origin.code)}</code></pre>" if origin.code else ""
+    sides = [("in", item) for item in origin.inputs] + [("out", item) for item in origin.outputs]
+    table = _table(("", "tensor"), ((side, item.describe()) for side, item in sides)) if sides else ""
+    said = "".join(f"<div><b>{name}:</b> {escape(text)}</div>" for name, text in _said(origin))
+    return f'<div><b style="color:{RED}">{head}</b>{code}{table}{said}</div>'
+
+
+def findings_html(findings: Findings) -> str:
+    """What was found before a run, the most severe first."""
+    if not findings:
+        return f'<div><b style="color:{GREEN}">nanscan.preflight: nothing found</b></div>'
+    rows = [(f.code, f.severity, f.where, f.message, f.fix) for f in findings[:MANY]]
+    more = f"<div>and {len(findings) - MANY} more</div>" if len(findings) > MANY else ""
+    return f"<div>{_table(('code', 'severity', 'where', 'what', 'fix'), rows)}{more}</div>"
+
+
+def watch_html(watch: Watch) -> str:
+    """The first row out of range, and the rows of the last measured step."""
+    bad = watch.first_bad
+    said = f"nothing left its range in {watch.steps} steps" if bad is None else bad.describe()
+    rows = watch.rows(last=1)
+    more = f"<div>and {len(rows) - MANY} more rows</div>" if len(rows) > MANY else ""
+    table = _table(RANGE_HEADS, map(_range, rows[:MANY])) if rows else ""
+    return f'<div><b style="color:{GREEN if bad is None else RED}">{escape(said)}</b>{table}{more}</div>'
+
+
+RANGE_HEADS = ("step", "module", "kind", "min", "max", "rms", "zero", "underflow", "NaN", "Inf")
 ROW_HEADS = ("tensor", "kind", "shape", "dtype", "norm", "NaN", "Inf", "first bad")
 STEP_HEADS = ("step", "action", "norm", "what")
 
@@ -56,6 +91,16 @@ def _row(row: TensorReport) -> tuple[str, ...]:
     first = "" if row.first_bad is None else str(list(row.first_bad))
     counts = f"{row.nan_count:,}", f"{row.inf_count:,}"
     return row.name, row.kind, str(list(row.shape)), row.dtype, f"{row.norm:.4g}", *counts, first
+
+
+def _range(row: RangeRow) -> tuple[str, ...]:
+    numbers = (f"{value:.4g}" for value in (row.min, row.max, row.rms))
+    parts = (f"{value:.1%}" for value in (row.zero_fraction, row.underflow_fraction))
+    return str(row.step), row.module, row.kind, *numbers, *parts, f"{row.nan_count:,}", f"{row.inf_count:,}"
+
+
+def _said(origin: Origin) -> list[tuple[str, str]]:
+    return [(name, text) for name, text in (("Note", origin.note), ("Hint", origin.hint)) if text]
 
 
 def _step(report: StepReport) -> tuple[str, ...]:

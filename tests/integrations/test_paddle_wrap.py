@@ -1,5 +1,6 @@
 """Guarded Paddle training loops: what a step does, what a skipped one leaves, names, clipping, parity with Paddle."""
 
+import contextlib
 import json
 import math
 import warnings
@@ -287,6 +288,26 @@ def test_gradients_that_are_handed_over_are_guarded_too(optimizer):
     guarded.apply_gradients([*guarded.backward(backward(net, 1)), (net[0].weight, None)])
     assert guarded.last_report.action == "step" and guarded.last_report.clip_factor < 1
     assert len(guarded.last_report.tensors) == 4 and state_of(net, guarded) != before
+
+
+def test_log_says_the_options_the_engine_and_the_loss(tmp_path):
+    net = paddle.nn.Linear(2, 1)
+    inner = paddle.optimizer.SGD(0.25, parameters=net.parameters())
+    optimizer = wrap(inner, net, clip_norm=2.0, log=tmp_path / "run.jsonl")
+    losses = []
+    for value in (1.0, NAN):
+        loss = (net(paddle.ones([4, 2])) * value).mean()
+        loss.backward()
+        losses.append(float(loss))
+        optimizer.observe(loss)
+        with pytest.warns(NonFiniteWarning) if value != value else contextlib.nullcontext():
+            optimizer.step()
+        optimizer.clear_grad()
+    first, second = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert first["loss"] == pytest.approx(losses[0]) and second["loss"] == "NaN"
+    settings = first["run"]["settings"]
+    assert settings["optimizer"] == "SGD" and settings["groups"][0]["lr"] == 0.25
+    assert settings["guard"]["clip_norm"] == 2.0 and first["run"]["engine"]["engine"] in ("native", "eager")
 
 
 @pytest.mark.parametrize("loss", [NAN, np.float32("nan"), np.float64("nan")])

@@ -9,11 +9,13 @@ import paddle
 from nanscan import messages
 from nanscan.health import health
 from nanscan.history import Healthy, History
+from nanscan.integrations.paddle import engine
 from nanscan.integrations.paddle.names import Names
 from nanscan.integrations.paddle.steps import Steps
-from nanscan.log import Log, open_log
+from nanscan.log import Log, describe_run, open_log
 from nanscan.policy import OnNonfinite, Policy
 from nanscan.report import StepReport
+from nanscan.reporting.settings import settings
 
 __all__ = ["GuardedOptimizer", "wrap"]
 
@@ -36,6 +38,14 @@ class GuardedOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]
         object.__setattr__(self, "optimizer", optimizer)
         object.__setattr__(self, "_guard", Steps(optimizer, Names(layer), policy))
         self._guard.record.listener = open_log(log)
+        self._describe()
+
+    def _describe(self) -> None:
+        """For the first line of the log."""
+        about = settings(self.optimizer, self._guard.policy)
+        clip = getattr(self.optimizer, "_grad_clip", None)
+        about["groups"] = [{"lr": self.optimizer.get_lr(), "grad_clip": None if clip is None else str(clip)}]
+        describe_run(self._guard.record.listener, {**about, "engine": {"engine": engine.name()}})
 
     def _update(self, layer: Any, log: Log | None, options: dict[str, Any]) -> None:
         """What a second `wrap` changes."""
@@ -47,6 +57,7 @@ class GuardedOptimizer(paddle.optimizer.Optimizer):  # type: ignore[misc]
             guard.names = Names(layer)
         if log is not None:
             guard.record.listener = open_log(log)
+        self._describe()
 
     def step(self, closure: Any = None) -> Any:
         """Scan the gradients, then step, clip and step, or not step.

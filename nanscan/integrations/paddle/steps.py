@@ -67,7 +67,7 @@ class Steps:
             return self._bad_step(scan, labels, gradients, losses, flagged, act)
         factor = self._clip(scan, gradients)
         result = self._act(act)
-        self._note_healthy(Healthy(scan, labels, self.record.steps, time.time(), factor))
+        self._note_healthy(Healthy(scan, labels, self.record.steps, time.time(), factor), losses)
         if not scan.count and not gradients.others and not self._hinted:
             self._hinted = True
             messages.warn(messages.no_gradients(self.record.steps - 1), UserWarning)
@@ -121,7 +121,7 @@ class Steps:
         places = sparse_places(scan, [*gradients.grads, *losses])
         report = StepReport.from_scan(
             scan, labels, places, step=self.record.steps, time=time.time(), action="undecided", skipped=False,
-            clip_factor=1.0,
+            clip_factor=1.0, loss=_mean(losses),
         )  # fmt: skip
         self.last = report
         action = self.policy.decide(report)
@@ -155,7 +155,7 @@ class Steps:
 
     # ---- the record --------------------------------------------------------------------------------------------------
 
-    def _note_healthy(self, healthy: Healthy) -> None:
+    def _note_healthy(self, healthy: Healthy, losses: Sequence[Any]) -> None:
         every = self.policy.check_params_every
         if self.record.listener is None and not every:
             self.last = healthy
@@ -163,6 +163,7 @@ class Steps:
             self.record.add_healthy(healthy, len(healthy.labels))
         else:
             self.last = report = healthy.report()
+            vars(report)["loss"] = _mean(losses)
             self._finish(report, healthy.scan.count)
 
     def _note_skip(self, report: StepReport, rows: int) -> TrainingDiverged | None:
@@ -213,6 +214,13 @@ def clear(params: Iterable[Any]) -> None:
         param.clear_gradient(False)
         if getattr(param, "main_grad", None) is not None:
             param.main_grad = None
+
+
+def _mean(losses: Sequence[Any]) -> float | None:
+    """Of the observed losses, for the report; None if there is none, or one is complex."""
+    if not losses or any(loss.is_complex() for loss in losses):
+        return None
+    return sum(float(loss.astype("float64").mean()) for loss in losses) / len(losses)
 
 
 def _loss_labels(losses: Sequence[Any]) -> list[Label]:
