@@ -51,7 +51,7 @@ class DeferredSteps(ClipStep):
         policy, inner = self.policy, self.optimizer
         if self._recorder is not None or self._sharded:  # the host replays, or puts the shards together
             return False
-        if self._agreement is not None and (self._losses or not self._agreement.equal_gradients):  # it shares
+        if self._agreement is not None and (self._losses or not self._agreement.silent):  # it shares
             return False
         if self._limits is not None and not self._limits.can_defer():
             return False

@@ -84,7 +84,7 @@ class GuardedSteps(DeferredSteps):
     def _replan(self) -> None:
         """Note whether a healthy step needs nothing but the scan and the inner step."""
         listened = self._record.listener is not None
-        alone = not self._sharded and (self._agreement is None or self._agreement.equal_gradients)
+        alone = not self._sharded and (self._agreement is None or self._agreement.silent)
         tracing = self._recorder is not None and self._recorder.loss_trace.active
         simple = alone and not listened and not tracing and self._window is None
         self._plain = simple and not self.policy.check_params_every and self._deferred is False
@@ -248,7 +248,7 @@ class GuardedSteps(DeferredSteps):
         try:
             scan = self._scanned(losses)
         except Exception as error:
-            if self._agreement is not None and (losses or not self._agreement.equal_gradients):
+            if self._agreement is not None and (losses or not self._agreement.silent):
                 self._agreement.give_up(self._params(), self._steps)
             raise (self._explained(error) if isinstance(error, BadInput) else error) from None
         self._step_losses = self._reported_losses = losses
@@ -305,8 +305,14 @@ class GuardedSteps(DeferredSteps):
 
         On a later one too if the loss was traced meanwhile, because the replay had found nothing.
         """
-        if self._recorder is not None and (not self._run_warned or self._recorder.loss_trace.active):
-            vars(report)["origin"] = self._recorder.look()
+        if self._recorder is None:
+            return
+        found = None
+        try:
+            if not self._run_warned or self._recorder.loss_trace.active:
+                found = self._recorder.look()
+        finally:
+            vars(report)["origin"] = self.origin_of_all(found)
             self._replan()
 
     def _clear_grads(self) -> None:

@@ -40,10 +40,16 @@ class Verdict(torch.optim.Optimizer):
     ) -> tuple[EngineScan, Sequence[Label], bool]:
         """The scan, its labels and whether a gradient scaler found an Inf: on any rank."""
         groups = self.optimizer.param_groups
-        if self._agreement is None or (self._agreement.equal_gradients and len(labels) == self._params()):
-            return scan, labels, flagged  # a loss is each rank's own
-        bad = [] if scan.finite else dense_bad_rows(scan, labels, groups)
+        if self._agreement is None:
+            return scan, labels, flagged
         known = self._names.refresh(self._names.signature, groups)
+        no_loss = len(labels) == self._params()  # a loss is each rank's own
+        if self._agreement.equal_gradients and no_loss and not self._agreement.silent:
+            self._agreement.compare(flat_params(groups), known, self._steps)
+            self._replan()
+        if self._agreement.silent and no_loss:
+            return scan, labels, flagged
+        bad = [] if scan.finite else dense_bad_rows(scan, labels, groups)
         return self._agreement.scan(scan, bad, labels, flat_params(groups), known, self._steps, flagged)
 
     def decide(self, report: StepReport) -> Action:
@@ -51,6 +57,10 @@ class Verdict(torch.optim.Optimizer):
         if self._agreement is None or not callable(self.policy.on_nonfinite):
             return self.policy.decide(report)
         return self._agreement.decided(lambda: self.policy.decide(report))
+
+    def origin_of_all(self, found: Any) -> Any:
+        """The `Origin` that the first rank with one has found; every rank asks at each bad step with find_origin."""
+        return found if self._agreement is None else self._agreement.origin(found)
 
     def bad_parameters(self) -> tuple[TensorReport, ...]:
         """The parameters that hold a NaN or Inf, with their state: on any rank."""
@@ -79,6 +89,9 @@ class Verdict(torch.optim.Optimizer):
         return agreement.total_norm(scan, self._steps)
 
     def _agree_over(self, process_group: Any) -> None:
+        raise NotImplementedError
+
+    def _replan(self) -> None:
         raise NotImplementedError
 
     def notice_shards(self) -> bool:

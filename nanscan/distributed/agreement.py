@@ -58,12 +58,17 @@ class Agreement:
     Attributes:
         number: which guarded optimizer of the group this is, in the order of their `wrap`: ranks that step two of
             them in different order notice.
+        world: the default group, which ends with `destroy_process_group`.
+        silent: True if a step whose gradients alone are judged needs no word: they are equal, and the ranks were found
+            to optimize the same parameters.
     """
 
     def __init__(self, group: Any, equal_gradients: bool = False) -> None:
         self.group = group
         self.equal_gradients = equal_gradients
         self.number = 0
+        self.silent = False
+        self.world: Any = dist.group.WORLD
         self.rank = dist.get_rank()
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self._index = self.ranks.index(self.rank)
@@ -107,6 +112,13 @@ class Agreement:
         found = self._bad_tensors(findings, told)
         rows, every, repeated = self._rows(found, labels, findings)
         return AgreedScan(own, places, rows, repeated, findings, self._plan, self.rank), every, any_flag
+
+    def compare(self, params: Sequence[Tensor], known: Sequence[Label], step: int) -> None:
+        """At the first step, where gradients are equal: do all ranks optimize the same parameters? Else they share."""
+        self._look(params, known)
+        assert self._own is not None
+        layouts = self._shared(self._blank(_GRADS, step)._replace(layout=self._own.layout))
+        self.silent = self.equal_gradients = len({finding.layout for finding in layouts}) == 1
 
     def norm(self, norm: float, params: int, step: int) -> float:
         """The largest of a number over the ranks."""
@@ -152,6 +164,14 @@ class Agreement:
         findings = self._shared(own)
         first = next((rank for finding, rank in zip(findings, self.ranks, strict=True) if finding.flags), None)
         return first, any(finding.losses for finding in findings)
+
+    def origin(self, found: Any) -> Any:
+        """The `Origin` of the first rank that has one, with a note which rank that is; None if none has."""
+        for rank, origin in zip(self.ranks, self._objects(found, "where the NaN or Inf was made"), strict=True):
+            if origin is not None:
+                note = f"found on rank {rank}"
+                return replace(origin, note=note if origin.note is None else f"{origin.note}; {note}")
+        return None
 
     def decided(self, decide: Callable[[], Action]) -> Action:
         """What the group's first rank decides; the others follow. Called on bad steps only, by all ranks."""
@@ -310,6 +330,12 @@ class Agreement:
         return every
 
     def _run(self, collective: Callable[[], Any], what: str) -> None:
+        if self.world is not dist.group.WORLD:
+            raise RuntimeError(
+                f"nanscan: {what} can't be shared between the ranks {self.ranks}: their process group was ended by "
+                "destroy_process_group(). After a new init_process_group(), make the model's DDP or fully_shard anew "
+                "and call nanscan.wrap(optimizer, model) again, which takes the present group"
+            )
         try:
             collective()
         except RuntimeError as error:

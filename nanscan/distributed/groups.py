@@ -66,7 +66,7 @@ def numbered(found: Agreement | None, before: Agreement | None) -> Agreement | N
     if found is None:
         return None
     guards, ranks = _made.now().guards, tuple(found.ranks)
-    if before is not None and before.ranks == found.ranks:
+    if before is not None and before.ranks == found.ranks and before.world is found.world:
         found.number = before.number
     else:
         found.number = guards.get(ranks, 0)

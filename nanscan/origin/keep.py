@@ -105,7 +105,7 @@ def _found_in_memory(what: str, instead: str) -> tuple[list[Tensor], list[torch.
         if issubclass(kind, Tensor):
             if kind not in (Tensor, nn.Parameter):
                 refuse_sharded([thing], what, instead)
-            if kind in (Tensor, nn.Parameter) and thing.requires_grad and thing.is_leaf:
+            if kind in (Tensor, nn.Parameter) and thing.requires_grad and _is_leaf(thing):
                 leaves.append(thing)
         elif issubclass(kind, GuardedOptimizer):
             if "optimizer" in vars(thing):
@@ -113,6 +113,13 @@ def _found_in_memory(what: str, instead: str) -> tuple[list[Tensor], list[torch.
         elif issubclass(kind, torch.optim.Optimizer) and "param_groups" in vars(thing):
             optimizers.append(thing)
     return leaves, optimizers, guards
+
+
+def _is_leaf(tensor: Tensor) -> bool:
+    try:
+        return tensor.is_leaf
+    except RuntimeError:  # one of several views, whose base was changed since: nobody can use it any more
+        return False
 
 
 def _plain_step(guard: Any) -> Any:

@@ -43,8 +43,16 @@ class Checkpoints:
             refused = isinstance(error, NonFiniteError)
             self._note({**facts, "error": str(error)[:2000], "refused": refused})
             raise
-        size = os.path.getsize(path) if path.exists() else None
-        self._note({**facts, "seconds": round(time.perf_counter() - started, 3), "bytes": size})
+        self._note({**facts, "seconds": round(time.perf_counter() - started, 3), "bytes": _size(path)})
+
+
+def _size(path: Path) -> int | None:
+    """Of a file, or of all files of a folder (a sharded checkpoint); None if it is gone."""
+    try:
+        files = [entry for entry in os.scandir(path) if entry.is_file()] if path.is_dir() else [path]
+        return sum(os.stat(file).st_size for file in files)
+    except OSError:
+        return None
 
 
 def note_rollback(optimizer: Any, rollback: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -59,6 +60,7 @@ class Together:
         self._front: Ranks | None = None  # for what the training thread says
         self._back: Ranks | None = None  # for what the writing thread says
         self._for: tuple[Any, ...] = ()
+        self._world: Any = None
         self._submitted = 0
         self.done = 0
         self._errors: deque[tuple[int, BaseException]] = deque()
@@ -67,6 +69,9 @@ class Together:
         """The mode for these parts; makes the groups when they are needed first, on all ranks together."""
         if self._given is False or not dist.is_available() or not dist.is_initialized():
             return None
+        if self._world is not dist.group.WORLD:  # another init_process_group: the groups of the former are gone
+            self.close()
+            self._world = dist.group.WORLD
         known = [part() for part in self._for]
         if not self._for or known[0] is not model or known[1] is not optimizer:
             mode = mode_of(self._given, model, optimizer)
@@ -155,7 +160,8 @@ class Together:
             manager._retention.wrote(entry, next(iter(job.metric.values()), None))
             return
         options = Options(manager._check_finite, manager._on_unpicklable)
-        entry = write_sharded(job.state, job.buffers, job.metric, folder, ranks, options)
+        with manager._noted.saving(step, folder.directory(step)) if ranks.is_first else nullcontext():  # in one log
+            entry = write_sharded(job.state, job.buffers, job.metric, folder, ranks, options)
         manager._retention.wrote(entry, next(iter(job.metric.values()), None))
         ranks.by_first(lambda: self._tidy(manager, step), "what goes")
 

@@ -1,0 +1,48 @@
+"""The other parts on shards and replicas: each does what docs/distributed.md says, or says that it doesn't."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.ranks import Ranks, Scenarios
+
+
+@pytest.fixture
+def two(worlds: dict[int, Ranks]) -> Scenarios:
+    return worlds[2].of("tests.distributed.parts_scenarios")
+
+
+def test_agc_works_on_replicas_and_refuses_shards(two: Scenarios) -> None:
+    one, other = two.run("agc")
+    said, skipped, weights = one
+    assert one == other and skipped == 1 and len(weights) == 6
+    assert said.startswith("NotImplementedError: AdaptiveClip('agc') does not take sharded parameters")
+    assert "'zclip' or 'autoclip'" in said
+
+
+def test_torchs_scaler_fails_for_shards_beside_plain_tensors(two: Scenarios) -> None:
+    for said in two.run("torch_scaler_beside_plain_tensors"):
+        assert said.startswith("RuntimeError") and "mixed torch.Tensor and DTensor" in said
+
+
+def test_clip_grad_norm_exchanges_once_along_one_dimension(two: Scenarios) -> None:
+    assert two.run("clip_alone") == [(["allgather_"], "DTensor")] * 2
+
+
+def test_looks_need_no_collective(two: Scenarios) -> None:
+    assert two.run("look_only_here") == [[], []]
+
+
+def test_preflight_after_fully_shard_looks_at_this_ranks_part(two: Scenarios) -> None:
+    healthy, bad = two.run("preflight_without_a_batch")
+    assert not any("NaN" in found for found in healthy) and any("2.weight: 1 NaN" in found for found in bad)
+
+
+def test_torchs_state_dict_takes_the_inner_optimizer_and_is_no_step_of_the_guard(two: Scenarios) -> None:
+    assert two.run("torch_state_dict") == [(0, 6, True)] * 2
+
+
+def test_find_origin_refuses_shards_and_says_what_works(two: Scenarios) -> None:
+    for texts in two.run("find_origin_of_shards"):
+        for said in texts:
+            assert said.startswith("NotImplementedError") and "nanscan.trace()" in said

@@ -1,0 +1,159 @@
+"""Ranks that are not alike, and a second process group: what each rank does; every function returns plain data."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import ProfilerActivity, profile
+
+import nanscan
+from tests.distributed.edge_scenarios import data, net
+from tests.distributed.scenarios import NAN, collectives, step_of, told
+
+Seen = list[tuple[str | None, bool, dict[str, Any]]]
+
+
+def seen_by(guarded: Any, names: dict[str, Any], bad: str, on: int | None, rank: int) -> Seen:
+    """A good step, one with a NaN in a gradient on one rank (None: on all that have it), and a good one."""
+    seen = []
+    for step in range(3):
+        for param in names.values():
+            if param.requires_grad:
+                param.grad = torch.full_like(param, 2.0)
+        if step == 1 and bad in names and names[bad].grad is not None and on in (None, rank):
+            names[bad].grad.view(-1)[-1] = NAN
+        error = step_of(guarded)
+        seen.append((error, guarded.step_was_skipped, told(guarded.last_report)))
+    return seen
+
+
+def plain(rank: int, how: str, bad: str, on: int | None) -> tuple[Seen, list[float]]:
+    """Plain replicas with `process_group=True`; on rank 1 the bias is frozen, or absent, or not optimized."""
+    names = {name: nn.Parameter(torch.ones(3)) for name in ("weight", "bias")}
+    if rank == 1 and how == "frozen":
+        names["bias"].requires_grad_(False)
+    if rank == 1 and how == "absent":
+        del names["bias"]
+    optimized = [(name, p) for name, p in names.items() if not (rank == 1 and how == "left out" and name == "bias")]
+    guarded = nanscan.wrap(torch.optim.SGD(optimized, lr=0.25), process_group=True)
+    return seen_by(guarded, names, bad, on, rank), names["weight"].tolist()
+
+
+def ddp_left_out(rank: int) -> Any:
+    """DDP makes gradients equal; rank 1's optimizer lacks a parameter whose gradient is NaN on all."""
+    model = DistributedDataParallel(net())
+    names = dict(model.module.named_parameters())
+    mine = [(name, p) for name, p in names.items() if rank == 0 or name != "4.bias"]
+    guarded = nanscan.wrap(torch.optim.SGD(mine, lr=0.1), model)
+    seen = []
+    for step in range(3):
+        model.zero_grad()
+        model(data(rank)).square().sum().backward()
+        if step == 1:
+            names["4.bias"].grad[0] = NAN
+        with profile(activities=[ProfilerActivity.CPU]) as spent:
+            error = step_of(guarded)
+        report = told(guarded.last_report)
+        seen.append((error, guarded.step_was_skipped, report["norm"], report["bad"], len(collectives(spent)) > 0))
+    return seen, names["0.weight"].tolist()
+
+
+def origin_on_one_rank(rank: int, observed: bool) -> Any:
+    """DDP with find_origin; the square root of a negative number is taken on rank 1 alone, at step 1."""
+
+    gc.collect()  # shards of other scenarios: find_origin looks for them in the whole program
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (self.inner(x).square() - x[0, 0].clamp(min=1e6).sub(1e6)).sqrt()
+
+    model = DistributedDataParallel(Root())
+    guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, find_origin=True)
+    found = []
+    for step in range(3):
+        guarded.zero_grad()
+        x = data(rank)
+        if rank == 1 and step == 1:
+            x[0, 0] = 2e6
+        loss = model(x).sum()
+        loss.backward()
+        if observed:
+            guarded.observe(loss)
+        error = step_of(guarded)
+        found.append((error, guarded.step_was_skipped, told(guarded.last_report)))
+    return found, [p.detach().sum().item() for p in model.parameters()]
+
+
+def searched_by_hand(rank: int) -> Any:
+    """`nanscan.find_origin(step)` of DDP, called by all ranks; then training goes on as if nothing had been."""
+    gc.collect()
+    model, twin = (DistributedDataParallel(net()) for _ in range(2))
+    origins = []
+    for step in range(3):
+        x = data(rank)
+        for one in (model, twin):
+            one.zero_grad()
+            if one is model:
+
+                def step_fn(x: torch.Tensor = x, step: int = step) -> None:
+                    bad = NAN if rank == 1 and step == 1 else 1.0
+                    (model(x) * bad).sum().backward()
+
+                origin = nanscan.find_origin(step_fn, model)
+                origins.append(origin and (origin.op, origin.kind))
+            one(x).square().sum().backward()
+            with torch.no_grad():
+                for param in one.parameters():
+                    param -= 0.1 * param.grad
+    same = all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    return origins, same
+
+
+def inputs_that_run_out(rank: int) -> Any:
+    """Rank 0 has one batch more: `Join` keeps DDP going; the guard of rank 1 has no more steps to share."""
+    model = DistributedDataParallel(net())
+    guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with torch.distributed.algorithms.Join([model]):
+        for step in range(4 - rank):
+            guarded.zero_grad()
+            model(data(rank) * (NAN if step == 1 and rank == 1 else 1.0)).sum().backward()
+            step_of(guarded)
+    return guarded.skipped_steps, [report.action for report in guarded.history]
+
+
+def logged(rank: int, folder: str) -> Any:
+    """Two ranks that train, save, refuse a save and go back, with one log for both and one for each."""
+    model = net()
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    guarded = nanscan.wrap(optimizer, model, log=[f"{folder}/run.jsonl", f"{folder}/rank{rank}.jsonl"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with nanscan.CheckpointManager(f"{folder}/checkpoints", every_steps=2, background=False) as manager:
+            recovery = nanscan.Recovery(model, guarded, snapshot_every=1, patience=2)
+            for step in range(6):
+                guarded.zero_grad()
+                model(data(rank)).square().mean().backward()
+                if step in (3, 4) and rank == 1:
+                    model[2].weight.grad.to_local()[-1, -1] = NAN
+                guarded.step()
+                recovery.step()
+                manager.save(step + 1, model=model, optimizer=guarded)
+            weight = model[4].weight.to_local().detach()
+            if rank == 1:
+                weight.fill_(NAN)
+            try:
+                manager.save(8, model=model, optimizer=guarded)
+            except nanscan.NonFiniteError:
+                return True
+    return False
