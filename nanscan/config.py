@@ -11,6 +11,7 @@ Variable                  Meaning
 ``NANSCAN_CACHE_DIR``     Where engines built on first use are kept (default ``~/.cache/nanscan``).
 ``NANSCAN_BUILD_TIMEOUT`` Seconds to wait for another process that is building (default 300).
 ``NANSCAN_VERBOSE``       ``1``: show the compiler's commands and output while building (default ``0``).
+``NANSCAN_DEBUG``         ``1``: the command ``nanscan`` shows the traceback of an error (default ``0``).
 ========================  =======================================================================================
 
 Only the standard library is imported here: ``setup.py`` loads this file by its path, before nanscan is installed.
@@ -45,6 +46,7 @@ class Config:
     cache_dir: Path = Path("~/.cache/nanscan")
     build_timeout: float = 300.0  # seconds
     verbose: bool = False
+    debug: bool = False
 
 
 def load_config(environ: Mapping[str, str] | None = None) -> Config:
@@ -71,6 +73,7 @@ def load_config(environ: Mapping[str, str] | None = None) -> Config:
         cache_dir=_cache_dir(env),
         build_timeout=_seconds(env, "NANSCAN_BUILD_TIMEOUT", 300.0),
         verbose=_switch(env, "NANSCAN_VERBOSE"),
+        debug=_switch(env, "NANSCAN_DEBUG"),
     )
 
 

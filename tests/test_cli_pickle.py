@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import pickle
@@ -14,10 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
 from nanscan.cli import main
-from nanscan.cli import pickle as verb
 
 MODULE = """
 import threading
@@ -193,19 +190,9 @@ def test_names_in_a_file_cannot_steer_the_terminal(folder: Path, capsys: pytest.
     assert code == 1 and "\x1b" not in out and "[red]" in out
 
 
-def test_a_terminal_gets_a_table_with_every_global(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    terminal = Console(file=io.StringIO(), force_terminal=True, width=100)
-    monkeypatch.setattr(verb, "results_console", lambda: terminal)
-    assert main(["pickle", "attack.pkl"]) == 1
-    shown = terminal.file.getvalue()  # type: ignore[attr-defined]
-    assert "\x1b[1;31m" in shown and "posix.system" in shown and "when loaded" in shown
-
-
 def test_help_says_that_nothing_is_run(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "--help")
     assert code == 0 and "Nothing of it is run" in " ".join(out.split())
-    assert "--json" in out and "Exit code: 0 clean" in out and len(out.splitlines()) <= 40
+    assert "--json" in out and "Exit code: 0 clean" in out
     assert main(["--help"]) == 0
     assert any(line.strip().startswith("pickle ") for line in capsys.readouterr().out.splitlines())

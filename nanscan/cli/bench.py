@@ -4,38 +4,59 @@ from __future__ import annotations
 
 import click
 
-from nanscan.cli.output import common_options, print_json, status_console
+from nanscan.cli.output import common_options, print_json
+from nanscan.cli.progress import working
+from nanscan.cli.verb import Verb
+
+ROWS = ("small", "lora", "mlp", "resnet50", "bert", "gpt2")  # those of nanscan.bench, which imports PyTorch
+DTYPES = ("float32", "bfloat16", "float16")
 
 
-@click.command("bench", short_help="Measure the scan and the guarded step on this machine.")
-@click.option(
-    "--row", "rows", multiple=True, help="Only this workload (may be repeated): small, lora, mlp, resnet50, …"
+@click.command(
+    "bench",
+    cls=Verb,
+    short_help="Measure the scan and the guarded step on this machine.",
+    examples={
+        "nanscan bench --seconds 30": "all workloads, longer",
+        "nanscan bench --row gpt2 --dtype bfloat16": "one of them",
+    },
+    exits="0.",
 )
-@click.option("--dtype", "dtypes", multiple=True, help="float32 (default), bfloat16, float16; may be repeated.")
 @click.option(
-    "--seconds", type=click.FloatRange(0, min_open=True), default=12.0, show_default=True, help="Measuring time."
+    "--row", "rows", multiple=True, type=click.Choice(ROWS), metavar="NAME", help=f"{', '.join(ROWS)}; may be repeated."
 )
-@click.option("--steps/--no-steps", default=True, show_default=True, help="Measure guarded optimizer steps too.")
+@click.option(
+    "--dtype",
+    "dtypes",
+    multiple=True,
+    type=click.Choice(DTYPES),
+    metavar="NAME",
+    help=f"{', '.join(DTYPES)}; may be repeated.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    metavar="N",
+    default=12.0,
+    show_default=True,
+    help="To measure.",
+)
+@click.option("--steps/--no-steps", default=True, help="Guarded steps, too.  [default: --steps]")
 @common_options
 def command(rows: tuple[str, ...], dtypes: tuple[str, ...], seconds: float, steps: bool, as_json: bool) -> int:
-    """Time nanscan against the other ways to check gradients, interleaved in random order, and print ratios.
+    """Time nanscan against other ways to check gradients, and print ratios: above 1, nanscan is faster."""
+    with working("importing PyTorch") as tell:
+        from nanscan.bench import quick_bench
 
-    A figure above 1 means that nanscan is faster. Goals are printed beside the figures.
-    """
-    from nanscan.bench import quick_bench
-
-    console = status_console()
-
-    def tell(what: str) -> None:
-        if not as_json:
-            console.print(f"measuring: {what}", markup=False)
-
-    try:
-        result = quick_bench(rows or None, dtypes or ("float32",), seconds=seconds, steps=steps, progress=tell)
-    except ValueError as error:  # an unknown row or dtype; the message names those that are known
-        raise click.UsageError(str(error)) from error
+        result = quick_bench(
+            rows or None,
+            dtypes or DTYPES[:1],
+            seconds=seconds,
+            steps=steps,
+            progress=lambda what: tell(f"measuring: {what}"),
+        )
     if as_json:
-        print_json(result.to_dict())
+        print_json({"exit_code": 0, **result.to_dict()})
     else:
         result.print()
     return 0

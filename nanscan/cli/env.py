@@ -4,33 +4,37 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib import metadata
+import sys
 from typing import Any
 
 import click
-from rich.table import Table
-from rich.text import Text
 
 from nanscan._version import __version__
-from nanscan.cli.output import common_options, print_json, results_console
+from nanscan.cli.output import common_options, print_json, printable
+from nanscan.cli.verb import Verb
 from nanscan.config import load_config
+from nanscan.tables import print_facts
 
 PACKAGES = ("torch", "numpy", "filelock", "pybind11", "ninja", "scikit-learn", "rich", "click")
 
 
-@click.command("env", short_help="Show versions, the engine and why, CUDA findings, cache folder.")
+@click.command(
+    "env",
+    cls=Verb,
+    short_help="Show versions, the engine and why, CUDA findings, cache folder.",
+    examples={"nanscan env": "for a bug report", "nanscan env --json | jq .engine.engine": "which engine runs"},
+    exits="0, or 1 if the engine that NANSCAN_ENGINE or NANSCAN_CUDA insists on can't be had here.",
+)
 @common_options
 def command(as_json: bool) -> int:
-    """Print what a bug report needs. Nothing is compiled for it.
-
-    Exit code: 0, or 1 if the engine that NANSCAN_ENGINE or NANSCAN_CUDA insists on can't be had here.
-    """
+    """Print what a bug report needs. Nothing is compiled for it."""
     findings = collect()
+    code = 1 if _unmet(findings["engine"]) else 0
     if as_json:
-        print_json(findings)
+        print_json({"exit_code": code, **findings})
     else:
-        _print(findings)
-    return 1 if _unmet(findings["engine"]) else 0
+        print_facts({name: printable(value) for name, value in _rows(findings).items()}, sys.stdout)
+    return code
 
 
 def _unmet(engine: dict[str, Any]) -> bool:
@@ -59,20 +63,12 @@ def collect() -> dict[str, Any]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _print(findings: dict[str, Any]) -> None:
-    console = results_console()
-    table = Table.grid(padding=(0, 2))
-    table.add_column(style="bold cyan", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in _rows(findings).items():
-        table.add_row(name, Text(value))  # Text: a path with brackets is not markup
-    console.print(table)
 
 
 def _rows(findings: dict[str, Any]) -> dict[str, str]:

@@ -1,50 +1,72 @@
-"""`nanscan report --follow`: a line for each batch of steps, as the log grows."""
+"""`nanscan report --follow`: a line for each batch of steps, and for all that happens beside them, as the log grows."""
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from nanscan.cli.output import results_console
-from nanscan.cli.scan import printable
-from nanscan.reporting.follow import Batch, Tail
+from nanscan import tables
+from nanscan.cli.output import printable
+from nanscan.reporting.follow import Batch, News, Tail
 
 __all__ = ["follow"]
 
 POLL = 0.25  # seconds
 EVERY = 2.0  # seconds: no more lines than that, unless something is wrong
+BEFORE = 5  # of what happened before one began to follow, so much is told
 
 
 def follow(log: Path) -> None:
-    """Print a line for the steps so far, then one for each batch that comes, until Ctrl-C.
+    """Print a line for the steps so far, then one for each batch that comes, until the run ends, or Ctrl-C.
 
-    In a terminal, a healthy line is replaced by the next one, and what went wrong stays; a pipe gets each line.
+    In a terminal, a healthy line is replaced by the next one, and what went wrong stays; a pipe gets each line. A log
+    that isn't there yet is waited for.
 
     Raises:
         OSError: the log can't be read.
     """
-    console = results_console()
-    with contextlib.suppress(KeyboardInterrupt):  # this is how it ends
-        if console.is_terminal:
-            _live(console, log)
-        else:
-            for batch in _batches(Tail(log)):
+    console = tables.console_for(sys.stdout)
+    if not log.exists():
+        print(f"waiting for {printable(str(log))}", file=sys.stderr, flush=True)
+    if console.is_terminal:
+        _live(console, log)
+    else:
+        for batch in _batches(Tail(log)):
+            _print(console, batch, end=False)
+            if batch.steps:
                 console.print(_line(batch), soft_wrap=True)
-                console.file.flush()
+            _print(console, batch, end=True)
+            console.file.flush()
 
 
 def _live(console: Console, log: Path) -> None:
     with Live(Text("waiting for the first step"), console=console, auto_refresh=False) as live:
         for batch in _batches(Tail(log)):
+            _print(live.console, batch, end=False)
             if batch.trouble:
                 live.console.print(_line(batch))
-            live.update(_line(batch), refresh=True)
+            if batch.steps:
+                live.update(_line(batch), refresh=True)
+            _print(live.console, batch, end=True)
+
+
+def _print(console: Console, batch: Batch, *, end: bool) -> None:
+    """What is to be said before the line of the steps, and after it."""
+    for item in batch.news:
+        if item.end == end:
+            console.print(_news(item), soft_wrap=True)
+
+
+def _news(item: News) -> Text:
+    text = f"! {item.text}" if item.bad else item.text
+    return Text(printable(text, limit=2000), style="bold red" if item.bad else "bold" if item.end else "cyan")
 
 
 def _line(batch: Batch) -> Text:
@@ -53,14 +75,17 @@ def _line(batch: Batch) -> Text:
 
 
 def _batches(tail: Tail) -> Iterator[Batch]:
+    """What is there, then what comes; ends with the run, unless that was over before."""
     so_far = tail.read()
     if so_far:
-        yield so_far
+        yield replace(so_far, news=so_far.news[-BEFORE:])
     while True:
         started = time.monotonic()
         batch = tail.read()
-        while not batch.trouble and time.monotonic() - started < EVERY:
+        while not batch.urgent and time.monotonic() - started < EVERY:
             time.sleep(POLL)
             batch += tail.read()
         if batch:
             yield batch
+        if batch.ended:
+            return

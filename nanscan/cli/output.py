@@ -1,20 +1,22 @@
-"""Where output goes: results to stdout, progress to stderr; plain text in a pipe, colour only where it is wanted."""
+"""What a command prints: results to stdout, names escaped so that none steers the terminal, strict JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import click
-from rich.console import Console
 
-__all__ = ["common_options", "print_json", "results_console", "status_console"]
+from nanscan import tables
 
-PIPE_WIDTH = 120
+__all__ = ["common_options", "object_prints_to_stderr", "plural", "print_json", "print_lines", "printable"]
+
+LONGEST = 300  # characters of a name on a terminal; a pipe gets the whole
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -24,20 +26,40 @@ def common_options(command: _F) -> _F:
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")(command)
 
 
-def results_console() -> Console:
-    """For what was asked: stdout. NO_COLOR is honoured; a pipe gets plain text, wide enough to stay readable."""
-    return _console(stderr=False)
+def printable(text: str, limit: int | None = None) -> str:
+    """`text` without control characters: a name in a foreign file must not steer the terminal.
+
+    Args:
+        text: any, also with half a surrogate pair, as names of files have it that are not UTF-8.
+        limit: cut out the middle of a longer one.
+
+    >>> printable("w\\x1b[2J")
+    'w\\\\x1b[2J'
+    """
+    if limit is not None and len(text) > limit:
+        text = f"{text[: limit - 20]}…{text[-19:]}"
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
-def status_console() -> Console:
-    """For what is going on meanwhile: stderr, so that a pipe gets the results only."""
-    return _console(stderr=True)
+def name_limit() -> int | None:
+    """How long a name may be where stdout leads."""
+    return LONGEST if sys.stdout.isatty() else None
 
 
-def _console(*, stderr: bool) -> Console:
-    stream = sys.stderr if stderr else sys.stdout
-    piped = not stream.isatty() and "COLUMNS" not in os.environ
-    return Console(stderr=stderr, highlight=False, width=PIPE_WIDTH if piped else None)
+def plural(count: int, noun: str) -> str:
+    """`1 tensor`, `2,000 tensors`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def print_lines(lines: Iterable[str], style: str = "") -> None:
+    """Print lines as results, escaped."""
+    from rich.text import Text
+
+    console = tables.console_for(sys.stdout)
+    for line in lines:
+        console.print(Text(tables.shown(printable(line), sys.stdout), style=style))
 
 
 def print_json(document: dict[str, Any]) -> None:
@@ -53,3 +75,23 @@ def _strict(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return value
+
+
+@contextlib.contextmanager
+def object_prints_to_stderr() -> Iterator[None]:
+    """What an object's own code prints, in Python or below it, is no part of the answer: stdout leads to stderr."""
+    sys.stdout.flush()
+    try:
+        stdout, stderr = sys.stdout.fileno(), sys.stderr.fileno()
+    except (OSError, AttributeError):  # a test's streams have none
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+        return
+    kept = os.dup(stdout)
+    os.dup2(stderr, stdout)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, stdout)
+        os.close(kept)

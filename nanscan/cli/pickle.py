@@ -2,53 +2,54 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
-from rich.table import Table
-from rich.text import Text
 
-from nanscan.cli.output import common_options, print_json, results_console
-from nanscan.cli.scan import printable
+from nanscan.cli.output import common_options, plural, print_json, print_lines, printable
+from nanscan.cli.progress import working
+from nanscan.cli.verb import Verb
+from nanscan.tables import print_table, show_bytes
 
 if TYPE_CHECKING:
-    from nanscan.pickling.problem import PickleProblem
     from nanscan.pickling.stream import GlobalUse, PickleContents
 
 OBJECT = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:.*", re.DOTALL)
-ATTRIBUTES = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-COLUMNS = ("count", "global", "when loaded", "first at")
-
-EPILOG = """\b
-Exit code: 0 clean; 1 a global that torch.load(weights_only=True) refuses or that
-would run code, a damaged file, an object that does not survive pickling;
-2 misuse: the file, module or attribute isn't there, or the file is no pickle."""
+COLUMNS = ("global", "when loaded", "count", "first at")
 
 
-@click.command("pickle", short_help="Look into a pickle without running it, or at an object.", epilog=EPILOG)
-@click.argument("target", metavar="FILE|MODULE:OBJECT")
+@click.command(
+    "pickle",
+    cls=Verb,
+    short_help="Look into a pickle without running it, or at an object.",
+    examples={
+        "nanscan pickle model.pt": "what loading it would import and run",
+        "nanscan pickle train:model": "why an object can't be pickled",
+    },
+    exits="0 clean; 1 something is refused, would run code, is damaged or does not survive; 2 misuse.",
+)
+@click.argument("target", type=click.Path(), metavar="FILE|MODULE:OBJECT")
 @click.option("--for-process", is_flag=True, help="OBJECT: judge by what a started process gets (spawn).")
-@click.option("--weights-only", is_flag=True, help="OBJECT: list what torch.load(weights_only=True) refuses, too.")
-@click.option("--no-loading", is_flag=True, help="OBJECT: do not prove in a process of its own that it loads.")
+@click.option("--weights-only", is_flag=True, help="OBJECT: as torch.load(weights_only=True), too.")
+@click.option("--no-loading", is_flag=True, help="OBJECT: do not prove in a process that it loads.")
 @common_options
 def command(target: str, for_process: bool, weights_only: bool, no_loading: bool, as_json: bool) -> int:
-    """Say what is in a pickle or torch file, or what is wrong with pickling an object.
+    """Say what is in a pickle or torch file, or what is wrong with an object.
 
-    FILE: which globals it imports, which of them torch.load(weights_only=True) refuses, which would run code when
-    loaded; its tensors. Nothing of it is run and nothing it names is imported.
-
-    MODULE:OBJECT, such as train:model, is imported (which runs that module, found from the working folder too);
-    every place that does not survive pickling is listed, with the reason and a fix.
+    FILE: which globals it imports, which torch.load(weights_only=True) refuses, which would run code. Nothing of it
+    is run. MODULE:OBJECT, such as train:model: the module is imported, from the working folder too, and each place
+    that does not survive pickling is listed, with a fix.
     """
     if not os.path.lexists(target) and OBJECT.fullmatch(target):
+        from nanscan.cli.pickle_object import look_at
+
         options = {"for_process": for_process, "weights_only": weights_only, "check_loading": not no_loading}
-        return _object(target, options, as_json)
+        return look_at(target, options, as_json)
     for name, given in (("--for-process", for_process), ("--weights-only", weights_only), ("--no-loading", no_loading)):
         if given:
             raise click.UsageError(f"{name} is about MODULE:OBJECT, and '{printable(target)}' is a file.")
@@ -56,12 +57,14 @@ def command(target: str, for_process: bool, weights_only: bool, no_loading: bool
 
 
 def _file(path: Path, as_json: bool) -> int:
-    from nanscan.pickling.stream import NotAPickle, inspect_pickle
+    with working("importing PyTorch"):
+        from nanscan.pickling.stream import NotAPickle, inspect_pickle
 
     if path.is_dir():
         raise click.ClickException(f"'{printable(str(path))}' is a folder: give a file")
     try:
-        contents = inspect_pickle(path)
+        with working(f"looking into {path.name} ({show_bytes(path.stat().st_size)})"):
+            contents = inspect_pickle(path)
     except FileNotFoundError as error:
         raise click.ClickException(
             f"'{printable(str(path))}' is not there: give a file, or an object as package.module:object"
@@ -77,38 +80,23 @@ def _file(path: Path, as_json: bool) -> int:
 
 
 def _print_file(path: Path, contents: PickleContents) -> None:
-    console = results_console()
-    lines = [
-        f"{path}: {_summary(contents)}",
-        f"  {_verdict(contents)}",
-        *(f"  note: {note}" for note in contents.notes),
-    ]
+    print_lines([f"{path}: {_summary(contents)}", f"  {_verdict(contents)}"])
+    print_lines(f"  note: {note}" for note in contents.notes)
     if contents.error:
-        lines.append(f"  damaged: {contents.error}")
+        print_lines([f"  damaged: {contents.error}"])
     if contents.opcodes and contents.kind != "pickle":
-        lines.append(f"  refused opcodes: {', '.join(contents.opcodes)}")
-    for line in lines:
-        console.print(printable(line, limit=2000), markup=False, soft_wrap=True)
-    if not contents.globals:
-        return
-    rows = [_row(use) for use in contents.globals]
-    if console.is_terminal:
-        console.print(_table(rows))
-        return
-    for row in _aligned([COLUMNS, *rows]):
-        console.print(row, markup=False, soft_wrap=True)
+        print_lines([f"  refused opcodes: {', '.join(contents.opcodes)}"])
+    if contents.globals:
+        rows = [_row(use) for use in contents.globals]
+        print_table(COLUMNS, rows, sys.stdout, text_columns=(0, 1, 3), style=_style)
 
 
 def _summary(contents: PickleContents) -> str:
     protocols = "/".join(map(str, contents.protocols)) or "?"
     nested = f" + {contents.nested} in byte strings" if contents.nested else ""
-    tensors = f"{_plural(contents.tensors, 'tensor')} ({contents.tensor_bytes:,} bytes)"
-    ids = f", {_plural(contents.persistent_ids, 'persistent id')}" if contents.persistent_ids else ""
-    return f"{contents.kind}, protocol {protocols}, {_plural(contents.pickles, 'pickle')}{nested}, {tensors}{ids}"
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+    tensors = f"{plural(contents.tensors, 'tensor')} ({contents.tensor_bytes:,} bytes)"
+    ids = f", {plural(contents.persistent_ids, 'persistent id')}" if contents.persistent_ids else ""
+    return f"{contents.kind}, protocol {protocols}, {plural(contents.pickles, 'pickle')}{nested}, {tensors}{ids}"
 
 
 def _verdict(contents: PickleContents) -> str:
@@ -125,81 +113,8 @@ def _verdict(contents: PickleContents) -> str:
 def _row(use: GlobalUse) -> tuple[str, ...]:
     refused = "allowed by weights_only" if use.allowed else "refused by weights_only"
     verdict = f"would run code: {use.danger}" if use.danger else refused
-    return tuple(printable(cell) for cell in (str(use.count), use.path, verdict, use.place))
+    return tuple(printable(cell) for cell in (use.path, verdict, f"{use.count:,}", use.place))
 
 
-def _table(rows: list[tuple[str, ...]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold cyan")
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name == "count" else "left", overflow="fold")
-    for row in rows:
-        style = "bold red" if row[2].startswith("would") else "yellow" if row[2].startswith("refused") else ""
-        table.add_row(*(Text(cell) for cell in row), style=style)
-    return table
-
-
-def _aligned(rows: list[tuple[str, ...]]) -> list[str]:
-    """Plain text whose columns a pipe can search: no name is cut or folded."""
-    widths = [min(70, max(len(row[column]) for row in rows)) for column in range(len(COLUMNS))]
-    cells = (zip(row, widths, strict=True) for row in rows)
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in line).rstrip() for line in cells]
-
-
-def _object(target: str, options: dict[str, bool], as_json: bool) -> int:
-    from nanscan.pickling import find_unpicklable
-
-    value = _imported(target)
-    name = target.partition(":")[2]
-    with contextlib.redirect_stdout(sys.stderr):  # what the object's own code prints is no part of the answer
-        problems = find_unpicklable(value, name=name, **options)
-    if as_json:
-        listed = [problem.to_dict() for problem in problems]
-        print_json({"object": target, "exit_code": int(bool(problems)), "problems": listed})
-    else:
-        _print_problems(target, problems)
-    return int(bool(problems))
-
-
-def _imported(target: str) -> Any:
-    module_name, _, attributes = target.partition(":")
-    if not ATTRIBUTES.fullmatch(attributes):
-        call = " Nothing is called: assign the result to a name there." if attributes.endswith(")") else ""
-        raise click.ClickException(
-            f"'{printable(target)}' names no object: write package.module:object, such as train:model.{call}"
-        )
-    sys.path.insert(0, os.getcwd())
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            value: Any = importlib.import_module(module_name)
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        raise click.ClickException(_import_failed(module_name, error)) from error
-    for count, part in enumerate(attributes.split(".")):
-        if not hasattr(value, part):
-            owner = ".".join([module_name, *attributes.split(".")[:count]])
-            raise click.ClickException(f"'{owner}' has no '{part}': {_offer(value)}")
-        value = getattr(value, part)
-    return value
-
-
-def _import_failed(module: str, error: BaseException) -> str:
-    missing = isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}.")
-    if missing:
-        return f"there is no module '{module}' in {os.getcwd()} or on sys.path, and no such file"
-    return f"the module '{module}' can't be imported: {type(error).__name__}: {error}"
-
-
-def _offer(value: Any) -> str:
-    names = [name for name in vars(value) if not name.startswith("_")] if hasattr(value, "__dict__") else []
-    return f"it has {', '.join(names[:12])}{' …' if names[12:] else ''}" if names else "it has no public names"
-
-
-def _print_problems(target: str, problems: list[PickleProblem]) -> None:
-    console = results_console()
-    if not problems:
-        console.print(f"{printable(target)}: it pickles and loads", markup=False, soft_wrap=True)
-        return
-    console.print(f"{printable(target)}: {len(problems)} found", markup=False, soft_wrap=True)
-    for problem in problems:
-        console.print(Text(printable(f"  {problem.describe()}", limit=4000)), soft_wrap=True)
+def _style(row: Sequence[str]) -> str:
+    return "bold red" if row[1].startswith("would") else "yellow" if row[1].startswith("refused") else ""

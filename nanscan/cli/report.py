@@ -8,36 +8,41 @@ from typing import Any
 
 import click
 
-from nanscan.cli.output import common_options, print_json, results_console, status_console
-from nanscan.cli.scan import printable
-
-EPILOG = """\b
-Exit code: 0 whatever the run was like; 2 misuse: the log isn't there, or the
-page can't be written."""
+from nanscan.cli.output import common_options, print_json, print_lines, printable
+from nanscan.cli.progress import working
+from nanscan.cli.verb import Verb
 
 
-@click.command("report", short_help="Turn a step log into one HTML page, or follow it live.", epilog=EPILOG)
-@click.argument("log", type=click.Path(path_type=Path), metavar="RUN.jsonl")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page.  [default: RUN.html beside the log]")
+@click.command(
+    "report",
+    cls=Verb,
+    short_help="Turn a step log into one HTML page, or follow it live.",
+    examples={
+        "nanscan report run.jsonl": "writes run.html beside it",
+        "nanscan report run.jsonl --open": "and shows it",
+        "nanscan report --follow run.jsonl": "while the run goes on",
+        "nanscan report run.jsonl --json | jq .verdict": "the summary",
+    },
+    exits="0 whatever the run was like; 2 misuse.",
+)
+@click.argument("log", type=click.Path(path_type=Path), metavar="LOG")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page.  [default: LOG with .html]")
 @click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
-@click.option("--follow", is_flag=True, help="Print a line for each batch of steps as they come; end with Ctrl-C.")
+@click.option("--follow", is_flag=True, help="Print a line for each batch of steps, until the run ends.")
 @common_options
 def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_json: bool) -> int:
-    """Show what happened in a run, from the log that nanscan.wrap(..., log="run.jsonl") wrote.
+    """Show what happened in a run, from its log: nanscan.wrap(..., log=FILE).
 
-    The page holds everything in one file and needs no network: norms, loss and clipping over the steps, what was
-    skipped and why, where each NaN came from, layers, ranges, checkpoints, rollbacks and the environment. A log that
-    is cut off, mixed up or still being written opens too, and the page says what is missing.
-
-    With --json the summary is printed; a page is then written only if -o asks for it.
+    The page is one file that needs no network. A log that is cut off, mixed up or still being written opens, too.
+    With --json, a page is written only if -o asks for it.
     """
-    _check(log)
+    _check(log, may_come=follow)
     if follow:
         return _follow(log, as_json=as_json, output=output)
     from nanscan.reporting.reading import read_log
     from nanscan.reporting.summary import summary
 
-    with status_console().status("reading the log"):
+    with working(f"reading {log.name}"):
         found = read_log(log)
     page = output or (None if as_json else log.with_suffix(".html"))
     if page is not None:
@@ -51,39 +56,39 @@ def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_js
     return 0
 
 
-def _check(log: Path) -> None:
+def _check(log: Path, *, may_come: bool) -> None:
     if log.is_dir():
         raise click.ClickException(f"'{printable(str(log))}' is a folder: give a log, such as run.jsonl")
-    if not log.exists():
+    if not log.exists() and not may_come:
         raise click.ClickException(
             f"'{printable(str(log))}' is not there: give the path that nanscan.wrap(..., log=...) was given"
         )
 
 
 def _write(found: Any, log: Path, page: Path) -> None:
+    """Write the page; until it is whole, what was there stays."""
+    from nanscan.cli.replacing import replaced
     from nanscan.reporting.page import write_page
 
     if page.exists() and page.samefile(log):
         raise click.ClickException(f"'{printable(str(page))}' is the log itself: choose another file with -o")
     if page.is_dir():
         raise click.ClickException(f"'{printable(str(page))}' is a folder: give a file, such as {page / 'report.html'}")
-    with status_console().status("writing the page"):
-        write_page(found, page)
+    with working(f"writing {page.name}"), replaced(page) as new:
+        write_page(found, new)
 
 
 def _print(found: Any, page: Path | None) -> None:
     from nanscan.reporting.summary import summary
 
-    console = results_console()
     about = summary(found)
-    lines = [f"{found.path}: {about['verdict']}"]
-    lines += [
+    print_lines([f"{found.path}: {about['verdict']}"])
+    print_lines(
         f"  {row['name']}: bad in {row['steps']} steps, first {row['first_step']}" for row in about["offenders"][:3]
-    ]
-    lines += [f"  note: {problem}" for problem in found.problems]
-    lines += [f"Report: {page}"] if page is not None else []
-    for line in lines:
-        console.print(printable(line, limit=2000), markup=False, soft_wrap=True)
+    )
+    print_lines(f"  next: {text}" for text in about["advice"])
+    print_lines(f"  note: {problem}" for problem in found.problems)
+    print_lines([f"Report: {page}"] if page is not None else [])
 
 
 def _follow(log: Path, *, as_json: bool, output: Path | None) -> int:
