@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shutil
@@ -18,6 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+@functools.cache
 def spoken() -> str:
     """Every string of the package and its build, those split over lines joined, values in them shown as `…`."""
     texts: list[str] = []
