@@ -10,17 +10,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
-def run_example(name: str, *arguments: str) -> str:
-    """The output of one script; a minute is its limit."""
+def run_example(name: str, *arguments: str, code: int = 0) -> str:
+    """The output of one script, which ends with this exit code and writes for a pipe: no control codes.
+
+    Each takes well under a minute on two quiet cores; the limit is for cores that have other work.
+    """
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}  # a source tree need not be installed
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    done = subprocess.run(command, capture_output=True, timeout=180, env=environment)  # bytes: text would lose a \r
+    output = done.stdout.decode()
+    assert done.returncode == code, f"{done.stderr.decode()}\n{output}"
+    assert "\r" not in output and "\x1b" not in output
+    return output
 
 
 def number(pattern: str, output: str) -> float:
@@ -169,6 +175,67 @@ def test_paddle_fine_tuning_ends_in_nan_in_three_ways_unless_it_is_guarded() -> 
         assert "not finite" not in guarded and number(r"accuracy (\S+)%", guarded) > 75
     assert "skipped 2 of 100 steps; step 20: grad of 'words.weight' has " in parts["too long"]
     assert "skipped 2 of 100 steps; step 20: grad of 'words.weight' has " in parts["overflow"]
+
+
+def test_adapters_of_a_frozen_transformer_learn_and_are_saved_by_themselves(tmp_path: Path) -> None:
+    output = run_example("lora_finetuning.py", str(tmp_path))
+    assert "192 adapter tensors, 29,184 of 170,666 numbers are trained" in output
+    upright, lying = (number(rf"{name} ([\d.]+)%", output) for name in ("upright", "lying"))
+    assert lying < 30 and upright > 70 and number(r"steps; lying (\S+)%", output) > 75
+    skips = number(r"skipped (\d+) of 125", output)
+    assert skips >= 1 and f"{skips:.0f} skipped so far  last bad: step " in output
+    assert "skipped: 193 tensors, grad of 'blocks.0.query.a' has " in output  # all adapters, and the loss
+    assert "loaded onto the frozen model, same answers: True" in output
+    assert set(load_file(tmp_path / "adapters.safetensors")) >= {"blocks.0.query.a", "blocks.11.mix.b"}
+
+
+def test_a_character_gpt_learns_from_pythons_documentation_and_leaves_a_report(tmp_path: Path) -> None:
+    output = run_example("char_gpt.py", "--out", str(tmp_path))
+    assert number(r"has not seen: (\S+) nats", output) < 2.4 < number(r"by chance (\S+)\)", output)
+    assert re.search(r"^step 299  norm \S+  loss \S+ .*none skipped$", output, flags=re.MULTILINE)
+    assert len(output.split("--- it writes:\n")[1].split("\n---")[0]) == len("The ") + 200
+    assert "<html" in (tmp_path / "char_gpt.html").read_text() and str(tmp_path / "char_gpt.html") in output
+
+
+def test_a_run_that_sigterm_ends_goes_on_from_that_very_step_and_ends_the_same(tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    output = run_example("resume_after_sigterm.py", "--out", str(whole))
+    assert "begins at step 0\n" in output and number(r"accuracy (\S+)%", output) > 95
+    output = run_example("resume_after_sigterm.py", "--out", str(broken), "--preempt", code=143)
+    assert "SIGTERM: saved step 150, start me again" in output and not (broken / "final.pt").exists()
+    output = run_example("resume_after_sigterm.py", "--out", str(broken))
+    assert "begins at step 150\n" in output
+    assert (broken / "final.pt").read_bytes() == (whole / "final.pt").read_bytes()
+
+
+def test_a_job_with_a_lock_inside_is_sent_to_another_process_once_the_lock_is_found() -> None:
+    output = run_example("spawned_function.py")
+    assert "sent as it is: cannot pickle '_thread.RLock' object\n  job.cache.lock (_thread.RLock): " in output
+    assert "nanscan.TransientState does both" in output and "with TransientState: 0 problems" in output
+    here, there = (int(text) for text in re.findall(r"process (\d+)", output))
+    assert here != there
+    assert "step 199" in output and "its report of step 30, read here: grad of '0.weight' has 256 NaN" in output
+    assert "skipped 5 of 200 steps" in output
+    before, after = number(r"error (\S+) before", output), number(r"error (\S+) of what came back", output)
+    assert after < 0.05 < before == number(r"(\S+) of what is here", output)  # the job that stayed is untouched
+    assert "entries of its cache: 0" in output
+
+
+def test_a_folder_is_checked_and_each_kind_of_bad_file_is_told(tmp_path: Path) -> None:
+    output = run_example("check_checkpoints.py", code=1)
+    verdicts = dict(re.findall(r"^(\S+\.pt) +(good|damaged|refused|not finite)\b", output, flags=re.MULTILINE))
+    assert verdicts == {
+        "step-00000100.pt": "good",
+        "step-00000150.pt": "good",
+        "step-00000200.pt": "damaged",
+        "colleague.pt": "refused",
+        "unguarded.pt": "not finite",
+    }
+    assert '\'state["model"]["0.weight"]\' has 512 NaN' in output
+    folder = Path(re.search(r"2 of 5 good; go on from (\S+)", output)[1])
+    assert folder.name == "step-00000150.pt"
+    shutil.copy(folder, tmp_path / "only.pt")
+    assert "1 of 1 good" in run_example("check_checkpoints.py", str(tmp_path))
 
 
 def torchrun_example(name: str, *arguments: str) -> str:
