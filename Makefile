@@ -34,6 +34,7 @@ test: lint
 
 # The site, from docs/ and the docstrings; what leads nowhere fails it.
 docs: $(VENV)/.ready-dev
+	@rm -rf build/docs/_modules  # Sphinx leaves the places of names in unchanged modules out of them
 	$(PY) -m sphinx -b html -d build/docs/.doctrees -W --keep-going -q $(ARGS) docs build/docs
 	@echo "the site: file://$(abspath build/docs/index.html)"
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import nanscan
 
 sys.path.insert(0, str(Path(__file__).parent / "_ext"))
+
+warnings.filterwarnings("ignore", "No ccache found")  # of importing Paddle
 
 project = "nanscan"
 author = "The nanscan developers"
@@ -72,6 +75,7 @@ html_theme = "furo"
 html_title = f"nanscan {release}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_show_search_summary = False  # it would fetch each page found, which a browser refuses for files
 html_show_sphinx = False
 html_copy_source = False
 html_show_sourcelink = False
