@@ -11,6 +11,7 @@ from sphinx.util.nodes import make_refnode
 
 import nanscan
 
+THEIRS_TOO = {"GradScaler"}  # without `nanscan.` it is PyTorch's
 NAME = re.compile(r"(?:nanscan\.)?[A-Za-z_][\w.]*")
 
 
@@ -36,7 +37,7 @@ def names_in(code: str) -> list[str]:
     name = match[0].rstrip(".")
     if name.startswith("nanscan."):
         return [name, public_name(name) or name]
-    return [f"nanscan.{name}"] if name[0].isupper() else []
+    return [f"nanscan.{name}"] if name[0].isupper() and name not in THEIRS_TOO else []
 
 
 class LinkCode(SphinxPostTransform):
