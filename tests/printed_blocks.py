@@ -24,7 +24,17 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["start", "my_loss_is_nan", "cannot_pickle", "migrating", "numbers", "peers", "benchmarks", "how_it_works"]
+PAGES = [
+    "start",
+    "my_loss_is_nan",
+    "cannot_pickle",
+    "migrating",
+    "numbers",
+    "peers",
+    "benchmarks",
+    "how_it_works",
+    "command_line",
+]
 PROGRAMS = {
     "nanscan": [sys.executable, "-m", "nanscan"],
     "python": [sys.executable],
