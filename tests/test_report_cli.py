@@ -53,7 +53,6 @@ def test_json_is_the_summary_and_bad_runs_exit_0_too(log: Path, capsys: pytest.C
     ("arguments", "message"),
     [
         (["nowhere.jsonl"], "'nowhere.jsonl' is not there: give the path that nanscan.wrap(..., log=...) was given"),
-        (["nowhere.jsonl", "--follow"], "'nowhere.jsonl' is not there"),
         (["."], "'.' is a folder: give a log, such as run.jsonl"),
         (["run.jsonl", "-o", "run.jsonl"], "'run.jsonl' is the log itself: choose another file with -o"),
         (["run.jsonl", "-o", "."], "'.' is a folder: give a file, such as report.html"),
@@ -85,7 +84,7 @@ def test_follow_prints_plain_lines_in_a_pipe_as_the_log_grows(log: Path) -> None
             file.write(json.dumps(skipped(3, f"\x1b[2J{EVIL}")) + "\n" + json.dumps(step(4))[:30])
         second = child.stdout.readline()
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=60) == 0
+        assert child.wait(timeout=60) == 130
     assert first == "step 2  norm 1.5  loss 2  clipped x0.5  15 steps/s  none skipped\n"
     assert "1 skipped so far  ! step 3 skipped" in second and "\\x1b[2J" in second and "\x1b" not in first + second
 
@@ -102,7 +101,37 @@ def test_follow_in_a_terminal_honours_no_color(log: Path) -> None:
         while b"1 skipped" not in text and time.monotonic() < until:
             text += os.read(ours, 4096)
         child.send_signal(signal.SIGINT)
-        assert child.wait(timeout=60) == 0
+        assert child.wait(timeout=60) == 130
     os.close(theirs)
     os.close(ours)
     assert b"step 2  norm 1.5" in text and not COLOUR.search(text)
+
+
+def test_follow_waits_for_the_log_tells_what_happens_and_ends_with_the_run(tmp_path: Path) -> None:
+    log = tmp_path / "run.jsonl"
+    command = [sys.executable, "-m", "nanscan", "report", "--follow", str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stderr is not None
+        assert child.stderr.readline() == f"waiting for {log}\n"
+        write(log, step(0), step(1))
+        said = [child.stdout.readline()]
+        new = write(tmp_path / "new", step(0), *[{**note, "run_id": "a1"} for note in NOTES])
+        new.replace(log)
+        said += child.stdout.read().splitlines()
+        assert child.wait(timeout=60) == 0
+    assert said[0].startswith("step 1  norm 1.5")
+    assert said[1:5] == [
+        "the file was replaced or emptied: it is read from its beginning",
+        "checkpoint of step 5 saved in 0.25 s: c/5.pt",
+        "! checkpoint of step 6 refused: a NaN in it",
+        "! rolled back to step 5: 3 bad steps in a row",
+    ]
+    assert said[5].startswith("step 0  norm 1.5") and said[6] == "! ended after 7 steps: TrainingDiverged: 20 skips"
+
+
+NOTES = [
+    {"kind": "checkpoint", "step": 5, "path": "c/5.pt", "seconds": 0.25},
+    {"kind": "checkpoint", "step": 6, "path": "c/6.pt", "error": "a NaN in it", "refused": True},
+    {"kind": "rollback", "step": 7, "to_step": 5, "reason": "3 bad steps in a row; the last: w"},
+    {"kind": "end", "steps": 7, "error": "TrainingDiverged: 20 skips"},
+]
