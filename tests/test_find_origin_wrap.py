@@ -58,6 +58,20 @@ def test_origin_is_in_report_history_log_and_warning(fault, op, tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
+@pytest.mark.parametrize("made", ["input", "aten.addmm"])
+def test_in_a_model_of_pytorchs_own_modules_the_line_is_that_of_the_call_of_the_model(made):
+    net = nn.Sequential(nn.Linear(2, 2))
+    optimizer = guarded(net)
+    inputs = torch.full((1, 2), float("nan") if made == "input" else 1e30)
+    net[0].weight.data.fill_(1e20)
+    net(inputs).sum().backward()  # the call
+    net[0].weight.grad[0, 0] = float("nan")
+    optimizer.step()  # not the step, in which it is run again
+    origin = optimizer.last_report.origin
+    assert origin.op == made and origin.code == "net(inputs).sum().backward()  # the call"
+
+
+@pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
 def test_training_goes_on_bit_for_bit_as_without_it():
     results = []
     for find in (False, True):

@@ -7,6 +7,7 @@ and has it retain its gradient. Nothing is copied but 5 kB of generator state, a
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections import deque
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from nanscan.names import unwrapped
 from nanscan.origin.between import LossTrace
+from nanscan.origin.frames import Place, place_of, source_of
 from nanscan.origin.loss import loss_nodes, loss_origin
 from nanscan.origin.ops import tensors_in
 from nanscan.origin.ranges import bad_counts
@@ -41,6 +43,7 @@ class Recorded:
     autocast: tuple[Any, ...]
     grad_enabled: bool
     versions: list[int]
+    place: Place  # where the user called it
     outputs: list[Tensor] = field(default_factory=list)
 
     @property
@@ -108,7 +111,8 @@ class Recorder:
             rng += [generator.get_state() for generator in torch.cuda.default_generators]
         autocast = _autocast() if _any_autocast() else ()
         versions = [t._version for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and not t.is_inference()]
-        self._calls.append(Recorded(args, kwargs, rng, autocast, torch.is_grad_enabled(), versions))
+        place = place_of(sys._getframe(1))
+        self._calls.append(Recorded(args, kwargs, rng, autocast, torch.is_grad_enabled(), versions, place))
 
     def _after(self, model: nn.Module, args: Any, output: Any) -> None:
         if self._replaying or torch.compiler.is_compiling() or not self._calls:
@@ -159,7 +163,7 @@ class Recorder:
         if origin is not None and _versions(call) != call.versions:
             note = "an input was changed in place after the forward pass: the replay may differ from it"
             origin = replace(origin, note=note if origin.note is None else f"{origin.note}; {note}")
-        return origin
+        return None if origin is None else _placed(origin, call.place, place_of(sys._getframe()))
 
     def _of_the_loss(self) -> Origin | None:
         """The model is fine: then what came between its output and the gradient of it."""
@@ -169,6 +173,15 @@ class Recorder:
             return None
         self.loss_trace.arm()
         return loss_origin(loss, bad, loss_nodes(loss) if loss is not None else [])
+
+
+def _placed(origin: Origin, forward: Place, replay: Place) -> Origin:
+    """The origin at the user's call of the model, where no frame of the user's lay between the replay and the op."""
+    here = source_of(replay.code, replay.offset)
+    if (origin.file, origin.line) != (here.file, here.line):
+        return origin
+    there = source_of(forward.code, forward.offset)
+    return replace(origin, file=there.file, line=there.line, code=there.code)
 
 
 def _outputs(output: Any) -> Iterator[Tensor]:
