@@ -37,8 +37,8 @@ def _where(results: dict[str, Any]) -> str:
 
 
 def _runs(runs: list[dict[str, Any]]) -> str:
-    rows = ["| run | alive at the end | dies in epoch | skipped | rollbacks | saves | last file | mIoU at the end |"]
-    rows.append("|---|---|---|---|---|---|---|---|")
+    rows = ["| run | alive at the end | dies in epoch | skipped | rollbacks | saves | wait | last file | mIoU |"]
+    rows.append("|---|---|---|---|---|---|---|---|---|")
     for name in dict.fromkeys(run["run"] for run in runs):
         same = [run for run in runs if run["run"] == name]
         scores = [run["mious"][-1] for run in same]
@@ -49,6 +49,7 @@ def _runs(runs: list[dict[str, Any]]) -> str:
             _spread([run["skipped"] for run in same]),
             _spread([run["rollbacks"] for run in same]),
             f"{sum(run['saved'] for run in same)} of {sum(run['saves'] for run in same)}",
+            f"{statistics.median(wait for run in same for wait in run['save_ms']):.0f} ms",
             ", ".join(sorted({run["checkpoint"] for run in same})),
             f"{statistics.fmean(scores):.3f} ({min(scores):.3f} to {max(scores):.3f})",
         ]
