@@ -1,4 +1,4 @@
-"""Files of the source tree that are pages of the site as well: README, CONTRIBUTING, CHANGELOG and the examples.
+"""Files of the source tree that are pages of the site as well: the READMEs, CONTRIBUTING, CHANGELOG and the examples.
 
 The pages in `docs/` link to them by their paths in the tree, as a code host wants it; on the site the same links lead
 to the pages that stand for them.
@@ -13,7 +13,12 @@ from typing import Any
 
 DOCS = Path(__file__).resolve().parents[1]
 ROOT = DOCS.parent
-PAGE_OF = {"readme": "README.md", "contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
+PAGE_OF = {
+    "readme": "README.md",
+    "contributing": "CONTRIBUTING.md",
+    "changelog": "CHANGELOG.md",
+    "segmentation": "examples/segmentation/README.md",
+}
 EXAMPLES = ROOT / "examples"
 LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 
@@ -21,11 +26,11 @@ LINK = re.compile(r"(?<=\]\()(?!\w+:)([^)#\s]+)(#[^)\s]*)?(?=\))")
 def page_for(target: Path, anchor: str) -> tuple[Path, str]:
     """The page of the site, and the place in it, that stands for a file or folder of the tree; itself if none does."""
     for page, file in PAGE_OF.items():
-        if target == ROOT / file:
+        if target == ROOT / file or target == (ROOT / file).parent != ROOT:
             return DOCS / f"{page}.md", anchor
     if target.parent == EXAMPLES and target.suffix == ".py":
         return DOCS / "examples.md", "#" + target.name.replace(".", "")
-    if target == EXAMPLES or EXAMPLES in target.parents and not target.is_file():
+    if target == EXAMPLES:
         return DOCS / "examples.md", anchor
     return target, anchor
 
@@ -51,7 +56,7 @@ def read_page(app: Any, name: str, source: list[str]) -> None:
     """What is read for a page: a file of the root for those that stand for one, and links that lead to pages."""
     written_in = shown_in = (DOCS / name).parent
     if name in PAGE_OF:
-        written_in = ROOT
+        written_in = (ROOT / PAGE_OF[name]).parent
         source[0] = (ROOT / PAGE_OF[name]).read_text()
         app.env.note_dependency(str(ROOT / PAGE_OF[name]))
     source[0] = relinked(source[0], written_in, shown_in)
