@@ -7,6 +7,8 @@ its place: it checks the gradients once more and says less.
 Run: python examples/amp_grad_scaler.py
 """
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -14,6 +16,7 @@ import nanscan
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", nanscan.NonFiniteWarning)  # it is printed here instead
     torch.manual_seed(0)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 1)).to(device)

@@ -43,6 +43,7 @@ def main() -> None:
                 scheduler.step()
                 step += 1
                 manager.save(step, epoch=epoch, **run)
+            print(f"epoch {epoch}: {optimizer.health()}")
 
     nanscan.save(model.state_dict(), args.out / "final.pt")
     model.eval()

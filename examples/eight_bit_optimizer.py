@@ -4,6 +4,7 @@ Run: python examples/eight_bit_optimizer.py
 """
 
 import tempfile
+import warnings
 
 import bitsandbytes
 import torch
@@ -20,6 +21,7 @@ def make() -> tuple[nn.Module, nanscan.GuardedOptimizer]:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", nanscan.NonFiniteWarning)  # it is printed here instead
     model, optimizer = make()
     inputs = torch.rand(2048, 16)
     targets = inputs.square().sum(1, keepdim=True)

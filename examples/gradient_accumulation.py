@@ -3,6 +3,8 @@
 Run: python examples/gradient_accumulation.py
 """
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -37,6 +39,7 @@ def train(drop: bool) -> None:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", nanscan.NonFiniteWarning)  # it is printed here instead
     print("check_microbatch names it, and the step is skipped:")
     train(drop=False)
     print("drop=True gives up only the bad micro-batch:")

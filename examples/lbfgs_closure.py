@@ -6,12 +6,15 @@ evaluation inside LBFGS is NaN. The guard restores weights and history, and the 
 Run: python examples/lbfgs_closure.py
 """
 
+import warnings
+
 import torch
 
 import nanscan
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", nanscan.NonFiniteWarning)  # it is printed here instead
     x = torch.nn.Parameter(torch.tensor([0.05, 0.2, 3.0]))
     optimizer = nanscan.wrap(torch.optim.LBFGS([{"params": [x], "param_names": ["x"]}], lr=64.0))
 

@@ -7,6 +7,7 @@ Run: python examples/lightning_training.py
 """
 
 import logging
+import sys
 import tempfile
 import warnings
 from typing import Any
@@ -59,7 +60,7 @@ def train(folder: str, epochs: int, ckpt_path: str | None = None, **options: Any
     """The validation accuracy after `epochs`, and the module."""
     torch.manual_seed(0)
     model = Digits()
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {"logger": False, "enable_progress_bar": sys.stdout.isatty(), "enable_model_summary": False}
     callbacks = [*options.pop("callbacks", []), ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)]
     trainer = lightning.Trainer(max_epochs=epochs, accelerator="cpu", callbacks=callbacks, **quiet, **options)
     trainer.fit(model, *make_loaders(), ckpt_path=ckpt_path)

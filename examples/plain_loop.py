@@ -3,6 +3,8 @@
 Run: python examples/plain_loop.py
 """
 
+import warnings
+
 import torch
 from torch import nn
 
@@ -19,6 +21,7 @@ def make_data() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", nanscan.NonFiniteWarning)  # without this line each skip is warned about
     torch.manual_seed(0)
     inputs, targets = make_data()
     model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
@@ -31,8 +34,10 @@ def main() -> None:
             loss = nn.functional.mse_loss(model(inputs[rows]).squeeze(1), targets[rows])
             loss.backward()
             optimizer.step()
-            if optimizer.step_was_skipped:
+            if optimizer.step_was_skipped and epoch == 0:
                 print(f"epoch {epoch}: {optimizer.last_report.bad[0].describe()}")
+        if epoch % 5 == 4:
+            print(optimizer.health())
 
     with torch.no_grad():
         good = inputs.isfinite().all(1)

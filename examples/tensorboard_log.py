@@ -5,6 +5,7 @@ Run: python examples/tensorboard_log.py [FOLDER], then: tensorboard --logdir FOL
 
 import sys
 import tempfile
+import warnings
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from nanscan.integrations.tensorboard import TensorBoardLog
 
 
 def main() -> None:
+    warnings.simplefilter("ignore", nanscan.NonFiniteWarning)  # TensorBoard shows it instead
     folder = sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1))
@@ -35,6 +37,7 @@ def main() -> None:
             optimizer.step()
             writer.add_scalar("loss", loss.item(), optimizer.last_report.step)
     writer.close()
+    print(optimizer.health())
     print(f"skipped {optimizer.skipped_steps} of {len(optimizer.history)} steps; loss {loss.item():.4f}")
     print(f"tensorboard --logdir {folder}")
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import pty
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -22,11 +26,28 @@ def run_example(name: str, *arguments: str, code: int = 0) -> str:
     """
     command = [sys.executable, str(EXAMPLES / name), *arguments]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}  # a source tree need not be installed
-    done = subprocess.run(command, capture_output=True, timeout=180, env=environment)  # bytes: text would lose a \r
+    with tempfile.TemporaryDirectory() as elsewhere:  # bytes: text would lose a \r
+        done = subprocess.run(command, capture_output=True, timeout=180, env=environment, cwd=elsewhere)
     output = done.stdout.decode()
     assert done.returncode == code, f"{done.stderr.decode()}\n{output}"
     assert "\r" not in output and "\x1b" not in output
     return output
+
+
+def run_in_terminal(name: str, *arguments: str) -> str:
+    """What one script shows in a terminal of 120 columns."""
+    control, terminal = pty.openpty()
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "COLUMNS": "120", "TERM": "xterm", "NO_COLOR": "1"}
+    command = [sys.executable, str(EXAMPLES / name), *arguments]
+    process = subprocess.Popen(command, stdout=terminal, stderr=terminal, env=environment)
+    os.close(terminal)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of a terminal is an error, not an empty read
+        while part := os.read(control, 65536):
+            shown += part
+    os.close(control)
+    assert process.wait(timeout=60) == 0, shown.decode()
+    return shown.decode()
 
 
 def number(pattern: str, output: str) -> float:
@@ -40,6 +61,7 @@ def test_plain_loop_loses_one_step_an_epoch_and_learns() -> None:
     output = run_example("plain_loop.py")
     assert number(r"skipped (\d+) of 320", output) == 20  # the bad row is in one batch of each of the 20 epochs
     assert "epoch 0: grad of '0.weight' has 256 NaN, 0 Inf of 256 (first at [0, 0])" in output
+    assert re.search(r"^step 319  norm .*  20 skipped so far  last bad: step 3\d\d 0.weight and 3 more$", output, re.M)
     assert number(r"mean squared error (\S+)", output) < 0.05
 
 
@@ -145,7 +167,8 @@ def test_tensorboard_gets_curves_and_the_origin_of_each_bad_step(tmp_path: Path)
     output = run_example("tensorboard_log.py", str(tmp_path))
     assert number(r"skipped (\d+) of 200", output) == 10  # the bad row is in one batch of each of the 10 epochs
     assert number(r"loss (\S+)\n", output) < 0.1
-    assert len((tmp_path / "steps.jsonl").read_text().splitlines()) == 200
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "kind" not in line] == list(range(200))
     assert list(tmp_path.glob("events.out.tfevents.*"))
 
 
@@ -199,8 +222,10 @@ def test_a_character_gpt_learns_from_pythons_documentation_and_leaves_a_report(t
 
 def test_a_run_that_sigterm_ends_goes_on_from_that_very_step_and_ends_the_same(tmp_path: Path) -> None:
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    output = run_example("resume_after_sigterm.py", "--out", str(whole))
-    assert "begins at step 0\n" in output and number(r"accuracy (\S+)%", output) > 95
+    shown = run_in_terminal("resume_after_sigterm.py", "--out", str(whole))
+    assert "begins at step 0\r\n" in shown and number(r"accuracy (\S+)%", shown) > 95
+    assert re.search(r"training .* step \d+  norm \S+ .*none skipped", shown) and "\x1b[2K" in shown  # a bar, redrawn
+    assert not re.search(r"\x1b\[[\d;]*3[0-8]", shown)  # without colour, as NO_COLOR asks
     output = run_example("resume_after_sigterm.py", "--out", str(broken), "--preempt", code=143)
     assert "SIGTERM: saved step 150, start me again" in output and not (broken / "final.pt").exists()
     output = run_example("resume_after_sigterm.py", "--out", str(broken))
