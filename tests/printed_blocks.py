@@ -38,7 +38,7 @@ PAGES = [
 PROGRAMS = {
     "nanscan": [sys.executable, "-m", "nanscan"],
     "python": [sys.executable],
-    "torchrun": [sys.executable, "-m", "torch.distributed.run"],
+    "torchrun": [sys.executable, "-m", "torch.distributed.run", "--standalone"],  # a port of its own
 }
 
 
