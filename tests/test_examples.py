@@ -299,6 +299,12 @@ def test_every_example_has_a_test() -> None:
     assert missing == []
 
 
+def test_the_list_of_examples_has_each_of_them_and_no_other() -> None:
+    listed = re.findall(r"\]\(([\w/]+(?:\.py)?)\)", (EXAMPLES / "README.md").read_text())
+    folders = [path.parent.name for path in EXAMPLES.glob("*/README.md")]
+    assert sorted(listed) == sorted([path.name for path in EXAMPLES.glob("*.py")] + folders)
+
+
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.name)
 def test_example_says_how_to_run_it(path: Path) -> None:
     assert re.search(rf"Run: .*\bexamples/{path.name}", path.read_text())
