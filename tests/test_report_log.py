@@ -186,6 +186,18 @@ def test_log_says_which_error_ended_the_program(tmp_path: Path) -> None:
     assert "find_origin=True" in about["advice"][0]
 
 
+def test_thousands_of_layers_become_rows_that_tell_them_apart(tmp_path: Path) -> None:
+    norms = {f"model.layers.{layer}.experts.{expert}": 1.0 for layer in range(100) for expert in range(40)}
+    data = page_data(read_log(write(tmp_path / "run.jsonl", step(0, layer_norms=norms))))
+    assert 40 <= len(data["layers"]["rows"]) <= 80
+    assert data["layers"]["rows"][0] == "model.layers.0 … 1" and data["layers"]["rows"][-1].endswith("99")
+
+
+def test_a_skipped_step_has_no_clip_factor(tmp_path: Path) -> None:
+    data = page_data(read_log(write(tmp_path / "run.jsonl", step(0), skipped(1, clip_factor=1.0), step(2))))
+    assert data["series"]["clip_factor"] == [[0, 0.5], [1, None], [2, 0.5]]
+
+
 ADVICE = {
     "healthy": ([step(0), step(1)], "Nothing to do."),
     "origin": ([step(0), skipped(1, origin=origin()), step(2)], "Mend aten.log in head (train.py:7): clamp the"),

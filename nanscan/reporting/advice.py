@@ -7,10 +7,12 @@ from typing import Any
 
 from nanscan.reporting.events import Event
 from nanscan.reporting.reading import Log, Run
-from nanscan.reporting.values import as_int, as_text
+from nanscan.reporting.values import as_int, as_mapping, as_text
 
 __all__ = ["advice", "ending", "made"]
 
+TORCH = "nanscan.wrap(..., find_origin=True) names the line of code"
+PADDLE = "paddle.set_flags({'FLAGS_check_nan_inf': 1}) lets Paddle name the operator"
 MAX_ERROR = 200  # characters
 OFTEN = 0.9  # of the steps: a limit that is reached so often sets the step size
 
@@ -71,15 +73,17 @@ def _back(runs: Sequence[Run], before: int | None = None) -> str:
 def _fault(log: Log, facts: dict[str, Any]) -> list[str]:
     if not facts["origins"] and not facts["skipped_for_nan"] and not facts["bad_but_stepped"]:
         return []
-    said = _mend(facts) if facts["origins"] else _find(facts)
+    said = _mend(facts) if facts["origins"] else _find(log, facts)
     back = _back(log.runs) if facts["skipped_at_end"] > 1 else ""
     return [*said, back] if back else said
 
 
-def _find(facts: dict[str, Any]) -> list[str]:
+def _find(log: Log, facts: dict[str, Any]) -> list[str]:
     worst = facts["offenders"][0]["name"] if facts["offenders"] else ""
     named = f" Most often bad: {worst}." if worst else ""
-    return [f"Find out what makes the NaN or Inf: nanscan.wrap(..., find_origin=True) names the line of code.{named}"]
+    packages = as_mapping(log.runs[-1].facts.get("packages"))
+    way = PADDLE if "paddle" in packages and "torch" not in packages else TORCH
+    return [f"Find out what makes the NaN or Inf: {way}.{named}"]
 
 
 def _mend(facts: dict[str, Any]) -> list[str]:

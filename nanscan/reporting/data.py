@@ -49,7 +49,7 @@ def _series(runs: list[Run], axis: Axis) -> dict[str, list[list[Any]]]:
     x = axis.all()
     found = {}
     for name in SHOWN:
-        values = [value for run in runs for value in run.columns[name]]
+        values = [value for run in runs for value in _column(run, name)]
         kinds = set(values) - {None}
         dull = not kinds or (name in ("clip_factor", "loss_scale") and kinds == {1.0})
         if not dull:
@@ -57,6 +57,16 @@ def _series(runs: list[Run], axis: Axis) -> dict[str, list[list[Any]]]:
     if "norm" not in found and len(x):
         found["norm"] = thinned(x, [None] * len(x))
     return found
+
+
+def _column(run: Run, name: str) -> list[float | None]:
+    """Of a step that was skipped nothing was clipped."""
+    values = run.columns[name]
+    if name == "clip_factor" and run.skipped:
+        values = list(values)
+        for row in run.skipped:
+            values[row] = None
+    return values
 
 
 def _fixed_limit(runs: list[Run]) -> float | None:
