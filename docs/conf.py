@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
+from typing import Any
 
 import nanscan
 
@@ -82,3 +83,13 @@ html_show_sourcelink = False
 html_theme_options = {"navigation_with_keys": True, "top_of_page_buttons": []}
 copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
+
+
+def name_the_language(app: Any, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
+    """What is read aloud, and in which of a reader's fonts."""
+    if page.startswith("zh/"):
+        context["language"] = "zh-CN"
+
+
+def setup(app: Any) -> None:
+    app.connect("html-page-context", name_the_language)

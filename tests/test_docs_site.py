@@ -148,6 +148,11 @@ class Opened:
         assert kind is not None or self.problems == []
 
 
+def test_the_chinese_page_says_that_it_is_chinese(site: Path) -> None:
+    assert '<html class="no-js" lang="zh-CN"' in (site / "zh" / "index.html").read_text()
+    assert '<html class="no-js" lang="en"' in (site / "index.html").read_text()
+
+
 @pytest.mark.parametrize("width", [1200, 360])
 @pytest.mark.parametrize("page", ["index.html", "api/guard.html", "zh/index.html"])
 def test_a_page_opens_from_disk_and_fits_the_screen(page: str, width: int, site: Path, chromium: Any) -> None:
