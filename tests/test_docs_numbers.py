@@ -21,6 +21,7 @@ from nanscan.demo.cost import Cost
 from nanscan.demo.run import DemoResult, RunResult
 from nanscan.engine.info import EngineInfo
 from nanscan.files.scan import TensorRow
+from nanscan.log import logs_of
 from nanscan.origin.record import TensorRange
 from nanscan.recovery.record import Rollback
 
@@ -80,7 +81,7 @@ def test_the_counters_are_the_optimizers() -> None:
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The log of a run with a skip, a rollback, ranges, and checkpoints taken and refused."""
+    """The log of a run with a skip, a rollback, ranges, checkpoints taken and refused, a preflight and an end."""
     folder = tmp_path_factory.mktemp("log")
     model = torch.nn.Linear(2, 1)
     optimizer = nanscan.wrap(torch.optim.SGD(model.parameters()), model, log=folder / "run.jsonl")
@@ -97,6 +98,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.nn.init.constant_(model.weight, float("nan"))
     with pytest.raises(nanscan.NonFiniteError):
         manager.save(9, model=model, optimizer=optimizer)
+    nanscan.preflight(model, optimizer)
+    logs_of(optimizer)[0].end()
     return folder / "run.jsonl"
 
 
@@ -116,10 +119,16 @@ def test_every_key_of_a_step_line_is_there(log: Path) -> None:
     )
 
 
+def kinds_written() -> set[str]:
+    """Every kind of line that a part of the package can write."""
+    sources = "".join(path.read_text() for path in Path(nanscan.__file__).parent.rglob("*.py"))
+    return set(re.findall(r"\.note\(\"(\w+)\"", sources))
+
+
 def test_every_kind_of_line_and_its_keys_are_there(log: Path) -> None:
     told = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section("A line with a kind"), re.MULTILINE))
     kinds = {line["kind"] for line in map(json.loads, log.open()) if "kind" in line}
-    assert kinds == told.keys() - {"kind"}
+    assert kinds == told.keys() - {"kind"} == kinds_written()
     elsewhere = {"rollback": fields(Rollback), "out_of_range": fields(nanscan.OutOfRange)}
     for kind in kinds:
         own = keys(lines(log, kind)) - {"kind", "time", "run_id"} - elsewhere.get(kind, set())
