@@ -67,7 +67,7 @@ def print_table(
         columns: the headings.
         rows: a text for each column.
         stream: where to; a terminal too narrow for the rows gets a block for each row instead.
-        title, note: a line above and below.
+        title, note: a line above and below; a table with a title is followed by an empty line.
         text_columns: the positions of the columns that hold texts.
         style: row -> how rich colours it on a terminal.
     """
@@ -81,6 +81,8 @@ def print_table(
         console.print(_shown_text(line, stream))
     for part in textwrap.wrap(note, limit) if limit else [note] if note else []:
         console.print(Text(shown(part, stream), style="dim"))
+    if title:
+        console.print()
 
 
 def table_lines(

@@ -12,6 +12,7 @@ from nanscan.engine import Engine
 from nanscan.engine.build import native_outcome
 from nanscan.engine.native import NativeEngine
 from nanscan.engine.torch_engines import EagerEngine, ReferenceEngine
+from tests.cli_server import server as server  # a fixture
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 ENGINES = ["reference", "eager", "native"]

@@ -19,7 +19,7 @@ from nanscan.cli import bench, main
 from nanscan.cli.app import app
 from nanscan.cli.output import print_json
 from nanscan.errors import EngineError
-from tests.cli_server import COLOUR, Server, server  # noqa: F401
+from tests.cli_server import COLOUR, Server
 from tests.report_logs import skipped, step, write
 
 VERBS = ("demo", "scan", "pickle", "report", "bench", "env", "completion", "help")
@@ -135,7 +135,7 @@ def test_exit_codes_0_and_1_and_json_is_all_that_stdout_gets(
     command: str,
     code: int,
     files: Path,
-    server: Server,  # noqa: F811
+    server: Server,
 ) -> None:
     text = server.run(files, *command.split())
     assert (text.code, text.err) == (code, "") and text.out
@@ -146,7 +146,7 @@ def test_exit_codes_0_and_1_and_json_is_all_that_stdout_gets(
 
 def test_a_demo_that_does_not_end_well_is_exit_code_1_and_says_nothing_on_stderr(
     tmp_path: Path,
-    server: Server,  # noqa: F811
+    server: Server,
 ) -> None:
     done = server.run(tmp_path, "demo", "--epochs", "1", "--rounds", "1", "--json")
     document = json.loads(done.out)
@@ -156,7 +156,7 @@ def test_a_demo_that_does_not_end_well_is_exit_code_1_and_says_nothing_on_stderr
 
 def test_an_engine_that_is_insisted_on_and_can_not_be_had_is_exit_code_1(
     tmp_path: Path,
-    server: Server,  # noqa: F811
+    server: Server,
 ) -> None:
     done = server.run(tmp_path, "env", "--json", NANSCAN_CUDA="1")
     document = json.loads(done.out)
@@ -232,14 +232,14 @@ def test_module_and_command_report_the_same_version() -> None:
         assert (done.returncode, done.stdout) == (0, f"nanscan {nanscan.__version__}\n")
 
 
-def test_env_in_a_pipe_is_plain_text_with_what_a_bug_report_needs(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_env_in_a_pipe_is_plain_text_with_what_a_bug_report_needs(tmp_path: Path, server: Server) -> None:
     done = server.run(tmp_path, "env")
     assert done.code == 0 and "\x1b" not in done.out
     for word in ("nanscan", "python", "torch", "engine", "cuda", "cache"):
         assert any(line.startswith(f"{word} ") for line in done.out.splitlines()), word
 
 
-def test_env_json_says_which_engine_runs_and_why(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_env_json_says_which_engine_runs_and_why(tmp_path: Path, server: Server) -> None:
     document = json.loads(server.run(tmp_path, "env", "--json", NANSCAN_ENGINE="eager").out)
     assert document["engine"]["engine"] == "eager"
     assert "NANSCAN_ENGINE" in document["engine"]["why"]
@@ -260,7 +260,7 @@ def test_json_output_is_strict_about_floats(capsys: Capture) -> None:
     assert json.loads(capsys.readouterr().out) == {"norm": "NaN", "rows": ["-Infinity", 1.5]}
 
 
-def test_warnings_are_one_line_each_on_stderr(files: Path, server: Server) -> None:  # noqa: F811
+def test_warnings_are_one_line_each_on_stderr(files: Path, server: Server) -> None:
     (files / "warns.py").write_text("import warnings\nprint('noise')\nwarnings.warn('two\\nlines')\nmodel = 3\n")
     done = server.run(files, "pickle", "warns:model", "--json")
     assert json.loads(done.out)["problems"] == []
@@ -291,7 +291,7 @@ def test_streams_that_are_closed_or_full_do_no_harm(files: Path) -> None:
     assert _shell("nanscan scna 2>&-", files) == (2, "", "")
 
 
-def test_no_colour_is_honoured_even_where_colour_is_forced(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_no_colour_is_honoured_even_where_colour_is_forced(tmp_path: Path, server: Server) -> None:
     forced = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
     assert COLOUR.search(server.run(tmp_path, "env", **forced).out)  # the test can see colour where there is some
     assert not COLOUR.search(server.run(tmp_path, "env", **forced, NO_COLOR="1").out)

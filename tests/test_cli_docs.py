@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from nanscan.cli.app import app
-from tests.cli_server import Server, server  # noqa: F401
+from tests.cli_server import Server
 from tests.report_logs import skipped, step, write
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "command_line.md").read_text()
@@ -61,7 +61,7 @@ def test_json_fields_are_those_of_the_program(
     heading: str,
     command: str,
     tmp_path: Path,
-    server: Server,  # noqa: F811
+    server: Server,
 ) -> None:
     torch.save({"w": torch.ones(2)}, tmp_path / "last.pt")
     write(tmp_path / "run.jsonl", step(0), skipped(1, "head.bias"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.cli_server import Server, server  # noqa: F401
+from tests.cli_server import Server
 from tests.report_logs import skipped, step, write
 
 NAN = float("nan")
@@ -28,7 +28,7 @@ NAMES = {
 def test_hostile_file_names_are_shown_escaped_and_given_whole_as_json(
     name: bytes,
     tmp_path: Path,
-    server: Server,  # noqa: F811
+    server: Server,
 ) -> None:
     shown, folder = NAMES[name], tmp_path
     torch.save({"w": torch.tensor([NAN])}, folder / "plain.pt")
@@ -57,7 +57,7 @@ def test_hostile_file_names_are_shown_escaped_and_given_whole_as_json(
         assert done.err.count("\n") == 1 and "\x1b" not in done.err
 
 
-def test_a_name_that_looks_like_an_option_is_answered_with_the_way_out(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_a_name_that_looks_like_an_option_is_answered_with_the_way_out(tmp_path: Path, server: Server) -> None:
     torch.save({"w": torch.ones(1)}, tmp_path / "-x.pt")
     done = server.run(tmp_path, "scan", "-x.pt")
     assert (done.code, done.out) == (2, "")
@@ -65,7 +65,7 @@ def test_a_name_that_looks_like_an_option_is_answered_with_the_way_out(tmp_path:
     assert server.run(tmp_path, "scan", "./-x.pt").code == 0
 
 
-def test_a_terminal_is_not_steered_by_a_name_either(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_a_terminal_is_not_steered_by_a_name_either(tmp_path: Path, server: Server) -> None:
     torch.save({"w\x1b[2J[bold]": torch.tensor([NAN])}, tmp_path / "a\x1b]0;title\x07[red].pt")
     done = server.terminal(tmp_path, "scan", "a\x1b]0;title\x07[red].pt", columns=200)
     assert "\x1b[2J" not in done.out and "\x1b]0" not in done.out

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from nanscan.tables import fact_lines, table_lines
-from tests.cli_server import COLOUR, CONTROL, Done, Server, server  # noqa: F401
+from tests.cli_server import COLOUR, CONTROL, Done, Server
 from tests.report_logs import step, write_long
 
 LONG = "encoder.layers.11.self_attention.in_projection.weight"
@@ -39,7 +39,7 @@ def drawn(done: Done) -> str:
     return CONTROL.sub("", done.out + done.err)
 
 
-def test_a_pipe_gets_aligned_columns_whole_names_and_no_colour(folder: Path, server: Server) -> None:  # noqa: F811
+def test_a_pipe_gets_aligned_columns_whole_names_and_no_colour(folder: Path, server: Server) -> None:
     for others in ({}, {"COLUMNS": "40"}, {"TERM": "dumb"}, {"PYTHONIOENCODING": "ascii"}):
         done = server.run(folder, "scan", "--all", "nan.pt", **others)
         lines = done.out.splitlines()
@@ -51,7 +51,7 @@ def test_a_pipe_gets_aligned_columns_whole_names_and_no_colour(folder: Path, ser
         assert bad[:end].endswith(" 1") and good[:end].endswith(" 0")  # figures to the right
 
 
-def test_a_terminal_of_60_columns_cuts_nothing(folder: Path, server: Server) -> None:  # noqa: F811
+def test_a_terminal_of_60_columns_cuts_nothing(folder: Path, server: Server) -> None:
     done = server.terminal(folder, "scan", "nan.pt", columns=60)
     at = done.shown.index(f"  {LONG}")
     assert done.shown[at + 1] == "    shape [2, 2]  dtype float32  nan_count 1  inf_count 1"
@@ -64,7 +64,7 @@ def test_a_terminal_of_60_columns_cuts_nothing(folder: Path, server: Server) -> 
     assert "filelock" in " ".join(facts) and "click" in " ".join(facts)
 
 
-def test_a_wide_terminal_gets_the_table(folder: Path, server: Server) -> None:  # noqa: F811
+def test_a_wide_terminal_gets_the_table(folder: Path, server: Server) -> None:
     shown = server.terminal(folder, "pickle", "nan.pt", columns=140).shown
     head = next(line for line in shown if line.startswith("  global"))
     rows = [line for line in shown if line.startswith("  torch.") and "allowed by weights_only" in line]
@@ -74,7 +74,7 @@ def test_a_wide_terminal_gets_the_table(folder: Path, server: Server) -> None:  
 @pytest.mark.parametrize("others", [{"NO_COLOR": "1"}, {"TERM": "dumb"}])
 def test_no_color_and_dumb_terminals_get_no_colour(
     folder: Path,
-    server: Server,  # noqa: F811
+    server: Server,
     others: dict[str, str],
 ) -> None:
     done = server.terminal(folder, "scan", "nan.pt", columns=120, **others)
@@ -91,7 +91,7 @@ def test_tables_are_aligned_by_what_is_seen_and_pad_no_row_beyond_reason() -> No
     assert narrow == ["cache", "  in a folder of a", "  long name"]
 
 
-def test_progress_is_drawn_on_stderr_while_stdout_gets_the_results(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_progress_is_drawn_on_stderr_while_stdout_gets_the_results(tmp_path: Path, server: Server) -> None:
     zeros(tmp_path / "large.npy", 1 << 26)
     done = server.terminal(tmp_path, "scan", "large.npy", piped=True, columns=100)
     assert done.code == 0 and done.out.startswith("large.npy: all finite (npy, 1 tensor, 67,108,864 elements")
@@ -107,12 +107,12 @@ def stopped(done: Done) -> None:
     assert done.out.rfind("\x1b[?25l") <= done.out.rfind("\x1b[?25h")  # the cursor is back
 
 
-def test_ctrl_c_stops_a_scan(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_ctrl_c_stops_a_scan(tmp_path: Path, server: Server) -> None:
     zeros(tmp_path / "large.npy", 1 << 30)
     stopped(server.terminal(tmp_path, "scan", "large.npy", stop_at="/4.3 GB"))
 
 
-def test_ctrl_c_stops_a_look_at_an_object_that_turns_it_into_an_error(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_ctrl_c_stops_a_look_at_an_object_that_turns_it_into_an_error(tmp_path: Path, server: Server) -> None:
     (tmp_path / "slow.py").write_text(
         "import time\n"
         "try:\n    print('here', flush=True); time.sleep(100)\n"
@@ -121,11 +121,11 @@ def test_ctrl_c_stops_a_look_at_an_object_that_turns_it_into_an_error(tmp_path: 
     stopped(server.terminal(tmp_path, "pickle", "slow:model", stop_at="here"))
 
 
-def test_ctrl_c_stops_bench(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_ctrl_c_stops_bench(tmp_path: Path, server: Server) -> None:
     stopped(server.terminal(tmp_path, "bench", "--seconds", "60", "--row", "mlp", stop_at="measuring: scan"))
 
 
-def test_ctrl_c_stops_the_demo_and_its_log_holds_whole_lines(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_ctrl_c_stops_the_demo_and_its_log_holds_whole_lines(tmp_path: Path, server: Server) -> None:
     done = server.terminal(tmp_path, "demo", "--epochs", "30", stop_at="guarded by nanscan")
     stopped(done)
     assert [path.name for path in tmp_path.iterdir()] == ["nanscan-demo.jsonl"]
@@ -133,7 +133,7 @@ def test_ctrl_c_stops_the_demo_and_its_log_holds_whole_lines(tmp_path: Path, ser
     assert all(json.loads(line)["run_id"] for line in lines)
 
 
-def test_ctrl_c_leaves_the_page_that_was_there_and_nothing_beside_it(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_ctrl_c_leaves_the_page_that_was_there_and_nothing_beside_it(tmp_path: Path, server: Server) -> None:
     write_long(tmp_path / "run.jsonl", 60_000, frozenset())
     (tmp_path / "run.html").write_text("the page of yesterday")
     stopped(server.terminal(tmp_path, "report", "run.jsonl", stop_at="writing run.html"))
@@ -141,7 +141,7 @@ def test_ctrl_c_leaves_the_page_that_was_there_and_nothing_beside_it(tmp_path: P
     assert (tmp_path / "run.html").read_text() == "the page of yesterday"
 
 
-def test_ctrl_c_stops_following_a_log(tmp_path: Path, server: Server) -> None:  # noqa: F811
+def test_ctrl_c_stops_following_a_log(tmp_path: Path, server: Server) -> None:
     (tmp_path / "run.jsonl").write_text(json.dumps(step(0)) + "\n")
     stopped(server.terminal(tmp_path, "report", "--follow", "run.jsonl", stop_at="step 0"))
 
@@ -158,6 +158,15 @@ def test_ctrl_c_while_pytorch_is_imported_is_one_line_too(tmp_path: Path) -> Non
     assert process.returncode == 130
     assert err == "nanscan: stopped\n"
     assert json.loads(out) == {"error": "stopped", "exit_code": 130}
+
+
+def test_a_thread_that_an_imported_module_started_does_not_keep_the_command(tmp_path: Path) -> None:
+    (tmp_path / "threads.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()\nmodel = {'lr': 0.1}\n"
+    )
+    command = [sys.executable, "-m", "nanscan", "pickle", "threads:model", "--no-loading"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "threads:model: it pickles and loads\n", "")
 
 
 def test_ctrl_c_while_a_text_is_executed_ends_cleanly_too(tmp_path: Path) -> None:

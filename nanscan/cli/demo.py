@@ -103,7 +103,7 @@ def _print(result: DemoResult, report: Path) -> None:
     _print_runs(result.plain, result.guarded)
     _print_fault(result.guarded)
     _print_cost(result.cost, result.engine)
-    print_lines(["", f"Step log of the guarded run: {result.log}", f"Its report, to open in a browser: {report}"])
+    print_lines([f"Step log of the guarded run: {result.log}", f"Its report, to open in a browser: {report}"])
 
 
 def _print_runs(plain: RunResult, guarded: RunResult) -> None:

@@ -7,6 +7,7 @@ import io
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 import warnings
@@ -35,18 +36,25 @@ def run(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if os.environ.get(COMPLETION):
         return _complete()
-    with contextlib.ExitStack() as stack:
-        interrupts = _Interrupts()
-        if argv is None:
-            _open_streams()
-            interrupts.install()
-            stack.enter_context(_warnings_in_one_line())
-        try:
-            code = _invoke(arguments)
-            sys.stdout.flush()
-            return code
-        except BaseException as error:
-            return _end(error, arguments, interrupts.pressed)
+    if argv is not None:
+        return _run(arguments, _Interrupts())
+    _open_streams()
+    interrupts = _Interrupts()
+    interrupts.install()
+    with _warnings_in_one_line():
+        code = _run(arguments, interrupts)
+    interrupts.remove()
+    _leave_threads(code)
+    return code
+
+
+def _run(arguments: list[str], interrupts: _Interrupts) -> int:
+    try:
+        code = _invoke(arguments)
+        sys.stdout.flush()
+        return code
+    except BaseException as error:
+        return _end(error, arguments, interrupts.pressed)
 
 
 def _invoke(arguments: list[str]) -> int:
@@ -55,6 +63,16 @@ def _invoke(arguments: list[str]) -> int:
             return int(app.invoke(context) or 0)
     except click.exceptions.Exit as done:
         return done.exit_code
+
+
+def _leave_threads(code: int) -> None:
+    """Don't wait for threads that an imported module of the user started: the answer is given."""
+    others = [thread for thread in threading.enumerate() if thread is not threading.main_thread()]
+    if any(not thread.daemon for thread in others):
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(code)
 
 
 def _complete() -> int:
@@ -107,6 +125,11 @@ class _Interrupts:
         """Unless whoever started this process wants it to ignore Ctrl-C."""
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             signal.signal(signal.SIGINT, self._take)
+
+    def remove(self) -> None:
+        """The command is over; while Python ends, Ctrl-C has nothing to say any more."""
+        if signal.getsignal(signal.SIGINT) == self._take:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
 
     def _take(self, *_: object) -> None:
         now = time.monotonic()
