@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from nanscan.cli import main
+from tests.cli_server import Server
 
 MODULE = """
 import threading
@@ -95,10 +96,9 @@ def test_an_attack_is_named_and_never_run(file: str, folder: Path, capsys: pytes
     assert document["globals"][0]["name"] == "system" and "acts on the system" in document["globals"][0]["danger"]
 
 
-def test_an_attack_is_not_run_by_the_real_command_either(folder: Path) -> None:
-    command = [sys.executable, "-m", "nanscan", "pickle", "attack.pkl"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder)
-    assert done.returncode == 1 and "posix.system" in done.stdout and "\x1b[" not in done.stdout
+def test_an_attack_is_not_run_by_the_real_command_either(folder: Path, server: Server) -> None:
+    done = server.run(folder, "pickle", "attack.pkl")
+    assert done.code == 1 and "posix.system" in done.out and "\x1b[" not in done.out
 
 
 def test_a_truncated_file_is_exit_code_1_and_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import torch
 
 from nanscan.cli import main
 from nanscan.cli.output import printable
+from tests.cli_server import Server
 
 NAN, INF = float("nan"), float("inf")
 Capture = pytest.CaptureFixture[str]
@@ -41,11 +40,10 @@ def document(capsys: Capture, *arguments: str | Path) -> dict[str, Any]:
     return result
 
 
-def test_the_command_prints_a_row_for_each_bad_tensor_and_a_summary(folder: Path) -> None:
-    command = [sys.executable, "-m", "nanscan", "scan", "nan.pt", "good.pt"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stderr) == (1, "")
-    summary, head, row, good = done.stdout.splitlines()  # plain text in a pipe
+def test_the_command_prints_a_row_for_each_bad_tensor_and_a_summary(folder: Path, server: Server) -> None:
+    done = server.run(folder, "scan", "nan.pt", "good.pt")
+    assert (done.code, done.err) == (1, "")
+    summary, head, row, good = done.out.splitlines()
     assert summary.startswith("nan.pt: 1 NaN, 1 Inf in 1 tensor (torch zip, 2 tensors, 6 elements, ")
     assert head.split() == ["name", "shape", "dtype", "nan_count", "inf_count", "first_bad", "finite_norm", "inf_norm"]
     assert row.split() == ["fc.weight", "[2,", "2]", "float32", "1", "1", "[1,", "0]", "5", "4"]
