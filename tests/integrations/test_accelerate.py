@@ -85,6 +85,7 @@ def test_optimizer_accelerator_and_scheduler_agree_on_a_skipped_step(order: str,
     assert optimizer.skipped_steps == 1 and [report.step for report in optimizer.history] == [0, 1, 2, 3]
     bad = [row.name for row in optimizer.history[1].bad if row.name != "loss[0]"]
     assert bad == ["1.bias"]  # torch's clipping would blame all four
+    assert "1 skipped so far  last bad: step 1 " in optimizer.health()
     assert optimizer.history[0].norm == pytest.approx(0.5, rel=1e-4)
     assert scaler is None or accelerator.scaler.get_scale() == 4.0
 

@@ -41,6 +41,7 @@ def test_a_healthy_training_is_bit_identical_and_a_skipped_step_leaves_everythin
     kept = [[v.numpy() for v in o.state_dict().values() if isinstance(v, paddle.Tensor)] for o in (guarded, plain)]
     assert all(np.array_equal(a, b) for a, b in zip(*kept, strict=True))
     assert (guarded.skipped_steps, guarded.consecutive_skips, guarded.first_skipped_step) == (1, 0, 2)
+    assert guarded.health().endswith("1 skipped so far  last bad: step 2 2.weight")
     assert [report.action for report in guarded.history] == ["step", "step", "skip", "step", "step"]
 
 
