@@ -187,9 +187,10 @@ def _become(job: dict[str, Any]) -> None:
         file = os.open(path, os.O_RDWR if number else os.O_RDONLY)
         os.dup2(file, number)
         os.close(file)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w", buffering=1)  # noqa: SIM115
     os.environ.clear()
     os.environ.update(job["env"])
+    code = os.environ.get("PYTHONIOENCODING")
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding=code), open(2, "w", 1, encoding=code)  # noqa: SIM115
     os.chdir(job["cwd"])
     sys.argv = ["nanscan", *job["argv"]]
 

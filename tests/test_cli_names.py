@@ -65,6 +65,15 @@ def test_a_name_that_looks_like_an_option_is_answered_with_the_way_out(tmp_path:
     assert server.run(tmp_path, "scan", "./-x.pt").code == 0
 
 
+def test_a_stream_that_knows_ascii_only_gets_what_stands_for_the_rest(tmp_path: Path, server: Server) -> None:
+    torch.save({"重み": torch.tensor([NAN])}, tmp_path / "é.pt")
+    done = server.run(tmp_path, "scan", "é.pt", PYTHONIOENCODING="ascii")
+    assert (done.code, done.err) == (1, "") and done.out.startswith("\\xe9.pt: 1 NaN")
+    assert "\\u91cd\\u307f" in done.out
+    bench = server.run(tmp_path, "bench", "--row", "mlp", "--seconds", "0.1", "--no-steps", PYTHONIOENCODING="ascii")
+    assert bench.code == 0 and "loop / ours" in bench.out and " us" in bench.out and "\\x" not in bench.out
+
+
 def test_a_terminal_is_not_steered_by_a_name_either(tmp_path: Path, server: Server) -> None:
     torch.save({"w\x1b[2J[bold]": torch.tensor([NAN])}, tmp_path / "a\x1b]0;title\x07[red].pt")
     done = server.terminal(tmp_path, "scan", "a\x1b]0;title\x07[red].pt", columns=200)
