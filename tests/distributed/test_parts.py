@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.distributed.clip_scenarios import HARD
 from tests.ranks import Ranks, Scenarios
 
 
@@ -46,3 +47,12 @@ def test_find_origin_refuses_shards_and_says_what_works(two: Scenarios) -> None:
     for texts in two.run("find_origin_of_shards"):
         for said in texts:
             assert said.startswith("NotImplementedError") and "nanscan.trace()" in said
+
+
+@pytest.mark.parametrize("name", HARD)
+def test_the_norm_of_shards_is_right_for_any_finite_values(worlds: dict[int, Ranks], name: str) -> None:
+    one, other = worlds[2].of("tests.distributed.clip_scenarios").run("clip_hard", name)
+    for norm, wanted, _, gap, guarded in (one, other):
+        assert norm == pytest.approx(wanted, rel=1e-6) and gap < 1e-2
+        assert name == "empty inf" or guarded == pytest.approx(wanted, rel=1e-6)  # a guard's norm is always the 2-norm
+    assert (one[0], one[4]) == (other[0], other[4])
