@@ -46,8 +46,9 @@ def test_origin_is_in_report_history_log_and_warning(fault, op, tmp_path):
     net = Net()
     optimizer = guarded(net, log=tmp_path / "run.jsonl")
     step(net, optimizer)
-    with pytest.warns(nanscan.NonFiniteWarning, match=rf"made by {op}.*test_find_origin_wrap.py:\d+: return"):
+    with pytest.warns(nanscan.NonFiniteWarning, match=rf"made by {op}.*test_find_origin_wrap.py:\d+: return") as said:
         step(net, optimizer, fault)
+    assert "Hint: " in str(said[0].message) and ".." not in str(said[0].message)
     step(net, optimizer)
     origin = optimizer.history[1].origin
     assert origin.op == op and origin.phase == fault and origin.code.endswith(f"# {fault} fault")
