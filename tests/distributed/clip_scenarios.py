@@ -30,7 +30,7 @@ HARD: dict[str, Callable[[], tuple[Tensor, float]]] = {  # a gradient and the or
 
 
 def clip_hard(rank: int, name: str) -> tuple[float, float, float | str, float, float]:
-    """(our norm, that of the whole gradient in float64, torch's or its error, gap of our clipped gradient, the guard's norm)."""
+    """(our norm, the right one in float64, torch's or its error, gap of our clipped gradient, the guard's norm)."""
     whole, order = HARD[name]()
     wanted = torch.linalg.vector_norm(whole.double(), order).item()
     largest, share = (wanted / 2, 0.5) if wanted > 1e-3 else (1.0, 1.0)
