@@ -176,10 +176,10 @@ def test_foreseen_error_keeps_its_own_fix(verb: list[BaseException], capsys: Cap
 
 
 def test_defect_is_one_line_that_asks_for_a_report(verb: list[BaseException], capsys: Capture) -> None:
-    verb.append(KeyError("x\x1b[2J"))
+    verb.append(RuntimeError("x\x1b[2J"))
     assert main(["boom"]) == 70
     assert capsys.readouterr().err == (
-        "nanscan: internal error: KeyError: 'x\\x1b[2J'; run it again with --debug for the traceback, "
+        "nanscan: internal error: RuntimeError: x\\x1b[2J; run it again with --debug for the traceback, "
         "and report it with that and `nanscan env`\n"
     )
 
