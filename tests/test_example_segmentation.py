@@ -73,23 +73,13 @@ def test_a_comparison_that_was_interrupted_trains_only_what_is_missing(folder: P
     kept = (folder / "loop-seed0" / "diary.jsonl").stat().st_mtime_ns
     lost = folder / "nanscan-seed0" / "diary.jsonl"
     lost.write_text("\n".join(lost.read_text().splitlines()[:-1]))  # killed before its end
-    run("compare.py", "--quick", "--out", str(folder))
+    run("compare.py", "--quick", "--out", str(folder), "--jobs", "1")
     assert '"kind": "end"' in lost.read_text()
     assert (folder / "loop-seed0" / "diary.jsonl").stat().st_mtime_ns == kept
 
 
 def test_lines_are_counted_without_blank_ones_comments_and_docstrings(tmp_path: Path) -> None:
-    code = [
-        '"""What."""',
-        "import os",
-        "",
-        "def f():",
-        '    """Doc',
-        '    string."""',
-        "    # why",
-        "    return (",
-        "        os)",
-    ]
-    (tmp_path / "some.py").write_text("\n".join(code))
+    code = '"""What."""\n\nimport os\n\ndef f():\n    """Doc\n    string."""\n    # why\n    return (\n        os)'
+    (tmp_path / "some.py").write_text(code)
     code_lines = runpy.run_path(str(FOLDER / "count_lines.py"))["code_lines"]
     assert code_lines(tmp_path / "some.py") == ["import os", "def f():", "return (", "os)"]
