@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from nanscan import paddle_objects
+from nanscan.checkpoint.taken_apart import taken_apart
 from nanscan.checkpoint.tensors import Found
 from nanscan.checkpoint.turns import give_way
 from nanscan.engine.shards import is_dtensor
@@ -40,44 +41,49 @@ class PickleWatch:
 
     def __init__(self, huge: Sequence[int] = ()) -> None:
         self.suspects: dict[Any, Any] = {number: number for number in huge}
-        self.storages: dict[int, str] = {}  # StorageImpl -> the key that torch.save gives it
+        self._storages: dict[int, str] = {}  # StorageImpl -> the key that torch.save gives it
+        self._keys: dict[int, str] = {}  # id of a tensor -> the key of its storage
         self._known = {id(value) for value in allowed_objects()}
-        watch = self
 
         class Pickler(pickle.Pickler):
-            def reducer_override(self, obj: Any) -> Any:
-                watch._meet(obj)
-                return NotImplemented
+            reducer_override = staticmethod(self._meet)
 
         self.module = SimpleNamespace(__name__="pickle", Pickler=Pickler)
 
-    def _meet(self, obj: Any) -> None:
-        give_way()
+    def _meet(self, obj: Any) -> Any:
+        """Note an object that pickle is about to take apart; returns its parts, or leaves that to the object."""
         kind = type(obj)
         if kind in _TENSORS:
-            if obj.layout is torch.strided and obj.device.type != "meta":
-                self.storages.setdefault(obj.untyped_storage()._cdata, str(len(self.storages)))
-            if obj.__dict__:
-                self.suspects.setdefault(kind, obj)
-        elif isinstance(obj, _GLOBALS):
+            return self._meet_tensor(obj, kind)
+        if isinstance(obj, _GLOBALS):
             if id(obj) not in self._known and not allowed(f"{obj.__module__}.{obj.__qualname__}"):
                 self.suspects.setdefault(obj, obj)
         elif kind is not OrderedDict and id(kind) not in self._known:
             self.suspects.setdefault(kind, obj)
+        return NotImplemented
+
+    def _meet_tensor(self, tensor: Tensor, kind: type) -> Any:
+        give_way()
+        if tensor.__dict__:
+            self.suspects.setdefault(kind, tensor)
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            return NotImplemented
+        storage = tensor.untyped_storage()
+        self._keys[id(tensor)] = self._storages.setdefault(storage._cdata, str(len(self._storages)))
+        parts = taken_apart(tensor, storage) if kind is Tensor else None
+        return NotImplemented if parts is None else parts
 
     def is_loadable(self) -> bool:
         """True if ``torch.load(weights_only=True)`` will load everything that was pickled."""
         return all(refused(value) is None for value in self.suspects.values())
 
     def paths(self, found: Sequence[Found]) -> dict[str, list[str]]:
-        """Key of a storage -> paths of the tensors in it."""
+        """Key of a storage -> paths of the tensors in it, which are those that were pickled."""
         paths: dict[str, list[str]] = {}
         for item in found:
-            give_way()
-            if type(item.tensor) in _TENSORS and item.tensor.layout is torch.strided and not item.tensor.is_meta:
-                key = self.storages.get(item.tensor.untyped_storage()._cdata)
-                if key is not None:
-                    paths.setdefault(key, []).append(item.path)
+            key = self._keys.get(id(item.tensor))
+            if key is not None:
+                paths.setdefault(key, []).append(item.path)
         return paths
 
 

@@ -18,6 +18,7 @@ CHUNK = 256 << 10  # bytes copied, hashed and written at a time: they stay in a 
 _AHEAD = 4 << 20  # bytes after which the disk is told to begin
 _TINY = 512  # pieces below this (headers, padding) are kept as they are
 _LIBC = ctypes.CDLL(None)
+_digest_of = xxhash.xxh3_128_digest
 
 
 class DigestingWriter:
@@ -36,6 +37,7 @@ class DigestingWriter:
         self.failure: BaseException | None = None
         self._fd = fd
         self._before = before
+        self._ready = False  # past `before`, and without a failure
         self._digests: dict[int, tuple[int, bytes]] = {}  # offset -> length and digest of a piece
         self._tiny: dict[int, bytes] = {}  # offset -> a piece too small for that
         self._chunk = memoryview(bytearray(CHUNK))  # once: new memory costs as much as hashing
@@ -46,9 +48,10 @@ class DigestingWriter:
         """Write all of ``data`` (bytes-like); returns how many bytes."""
         give_way()
         try:
-            return self._take(memoryview(data).cast("B"))
+            plain = type(data) is memoryview and data.format == "B" and data.ndim == 1
+            return self._take(data if plain else memoryview(data).cast("B"))
         except BaseException as error:
-            self.failure = self.failure or error
+            self._fail(error)
             raise
 
     def flush(self) -> None:
@@ -56,8 +59,12 @@ class DigestingWriter:
         try:
             self._flush()
         except BaseException as error:
-            self.failure = self.failure or error
+            self._fail(error)
             raise
+
+    def _fail(self, error: BaseException) -> None:
+        self.failure = self.failure or error
+        self._ready = False
 
     def tiny(self, start: int) -> bytes:
         """The piece that was written there if it was a tiny one, such as a header; else nothing."""
@@ -66,35 +73,39 @@ class DigestingWriter:
     def digest(self, start: int, size: int) -> bytes | None:
         """The digest of the bytes that were written there in one piece or part; None if it was otherwise."""
         if len(self._tiny.get(start, b"")) == size > 0:
-            return xxhash.xxh3_128_digest(self._tiny[start])
+            return _digest_of(self._tiny[start])
         length, digest = self._digests.get(start, (0, b""))
         return digest if length == size > 0 else None
 
     def _take(self, data: memoryview) -> int:
+        if not self._ready:
+            self._begin()
+        length, start = len(data), self._filled
+        if start + length > CHUNK:
+            self._take_large(data)
+        else:  # nearly all calls, as each tensor comes with several headers
+            self._filled = start + length
+            piece = self._chunk[start : self._filled]
+            piece[:] = data
+            if length < _TINY:
+                self._tiny[self.size] = bytes(piece)
+            else:
+                self._digests[self.size] = (length, _digest_of(piece))
+        self.size += length
+        return length
+
+    def _begin(self) -> None:
         if self.failure is not None:
             raise self.failure
         if self._before is not None:
             before, self._before = self._before, None
             before()
-        length = len(data)
-        if length <= CHUNK - self._filled:
-            self._take_small(data, length)
-        else:
-            for start in range(0, length, PART):
-                part = data[start : start + PART]
-                self._digests[self.size + start] = (len(part), self._copied(part))
-        self.size += length
-        return length
+        self._ready = True
 
-    def _take_small(self, data: memoryview, length: int) -> None:
-        """What fits into the chunk: nearly all calls, as each tensor comes with several headers."""
-        piece = self._chunk[self._filled : self._filled + length]
-        piece[:] = data
-        self._filled += length
-        if length < _TINY:
-            self._tiny[self.size] = bytes(piece)
-        else:
-            self._digests[self.size] = (length, xxhash.xxh3_128_digest(piece))
+    def _take_large(self, data: memoryview) -> None:
+        for start in range(0, len(data), PART):
+            part = data[start : start + PART]
+            self._digests[self.size + start] = (len(part), self._copied(part))
 
     def _copied(self, part: memoryview) -> bytes:
         """Copy to the chunk, piece by piece, and hash the copy; a full chunk is written."""
