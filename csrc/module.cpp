@@ -281,6 +281,8 @@ PYBIND11_MODULE(_C, m) {
   m.def("scale_gradients", &scale_gradients);
   m.def("scale_tensors", &scale_tensors);
   m.def("copy_tensors", &copy_tensors);
+  m.def("plan_copies", &plan_copies);
+  m.def("copy_planned", &copy_planned);
   m.def("layouts_of", &layouts_of);
   m.def("rebuild", &rebuild);
   m.def("gather_only", &gather_only);

@@ -1,6 +1,8 @@
 #include "python_copy.h"
 
 #include <cstring>
+#include <stdexcept>
+#include <string_view>
 
 #include "layout.h"
 #include "python_tensors.h"
@@ -62,6 +64,36 @@ bool add_copy(py::handle source, py::handle target, std::vector<CopyJob>* jobs) 
   const bool apart = job.from + job.bytes <= job.to || job.to + job.bytes <= job.from;
   if (apart) jobs->push_back(job);
   return apart;
+}
+
+py::object plan_copies(const py::list& sources, const py::list& targets) {
+  if (sources.size() != targets.size()) throw std::invalid_argument("as many targets as sources are needed");
+  std::vector<CopyJob> jobs;
+  jobs.reserve(sources.size());
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (!add_copy(sources[i], targets[i], &jobs)) return py::none();
+    if (jobs.size() == i) jobs.push_back({nullptr, nullptr, 0, Words::Plain});  // without elements
+  }
+  return py::bytes(reinterpret_cast<const char*>(jobs.data()), jobs.size() * sizeof(CopyJob));
+}
+
+py::object copy_planned(const py::bytes& plan, const py::bytes& addresses) {
+  const std::string_view planned(plan), from(addresses);
+  std::vector<CopyJob> jobs(planned.size() / sizeof(CopyJob));
+  if (from.size() != jobs.size() * sizeof(int64_t)) throw std::invalid_argument("an address is needed for each copy");
+  std::memcpy(static_cast<void*>(jobs.data()), planned.data(), planned.size());
+  for (size_t i = 0; i < jobs.size(); ++i) {
+    int64_t address;
+    std::memcpy(&address, from.data() + i * sizeof(address), sizeof(address));
+    jobs[i].from = reinterpret_cast<const char*>(address);
+    if (jobs[i].bytes != 0 && static_cast<uintptr_t>(address) < lowest_allocation()) return py::none();
+  }
+  bool finite;
+  {
+    py::gil_scoped_release release;
+    finite = copy_finite(jobs);
+  }
+  return py::bool_(finite);
 }
 
 }  // namespace nanscan

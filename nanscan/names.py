@@ -135,7 +135,8 @@ def clean(name: str) -> str:
     >>> clean("_orig_mod.encoder._checkpoint_wrapped_module.weight")
     'encoder.weight'
     """
-    return ".".join(part for part in name.split(".") if part not in _WRAPPED)
+    parts = name.split(".")
+    return name if _WRAPPED.isdisjoint(parts) else ".".join(part for part in parts if part not in _WRAPPED)
 
 
 def label_of(tensor: Tensor, names: tuple[str, ...], kind: str) -> Label:

@@ -73,11 +73,13 @@ class StateCopy:
         self.apart: list[Tensor] = []
         self.plain = False
         self._plan: Plan | None = None if former is None else former._plan
+        self._planned = False
         again = None if self._plan is None else self._plan.again(value, _without_tensors)
         if again is not None and self._plan is not None:
             self.result, sources = again
             self.sources, self.targets = self._plan.copies(sources)
             self.plain = self._plan.plain
+            self._planned = True
             return
         layout = _Layout(value, into if former is None else former.result, device)
         self.result, self.apart = layout.result, layout.apart
@@ -87,12 +89,21 @@ class StateCopy:
     @torch.no_grad()
     def run(self) -> None:
         """Copy the memory of all tensors."""
-        if self.sources:
+        if self.sources and self._copy_planned() is None:
             engine.copy_(self.sources, self.targets, self.plain)
             pairs = zip(self.sources, self.targets, strict=True)
             if torch.cuda.is_available() and any(s.is_cuda != t.is_cuda for s, t in pairs):
                 torch.cuda.synchronize()
         self.release()
+
+    @torch.no_grad()
+    def run_finite(self) -> bool:
+        """`run`, but for waiting for devices and `release`; False if a NaN or Inf was among what was copied."""
+        finite = self._copy_planned()
+        return engine.copy_finite(self.sources, self.targets, self.plain) if finite is None else finite
+
+    def _copy_planned(self) -> bool | None:
+        return self._plan.copy() if self._planned and self._plan is not None else None
 
     def release(self) -> None:
         """Let the sources go: everything is copied."""

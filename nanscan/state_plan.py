@@ -48,6 +48,8 @@ class Plan:
         self._uses = Counter(map(id, self.targets))
         last = {id(target): place for place, target in enumerate(self.targets)}
         self._once = [last[id(target)] == place for place, target in enumerate(self.targets)]
+        self._places = np.flatnonzero(self._once)
+        self._copies = engine.plan_copies(*self.copies(sources)) if self.plain else None
 
     def again(self, value: Any, copy_other: Callable[[Any], Any]) -> tuple[Any, list[Tensor]] | None:
         """`value` with the targets in place of its tensors, and these tensors; None if the plan does not fit.
@@ -85,6 +87,15 @@ class Plan:
     def copies(self, sources: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
         """Source and target of every copy to be made; tied tensors once."""
         return list(itertools.compress(sources, self._once)), list(itertools.compress(self.targets, self._once))
+
+    def copy(self) -> bool | None:
+        """Copy all once more, the sources being those that `again` met last; False if a NaN or Inf was among them.
+
+        None: nothing was copied, as addresses alone do not suffice here.
+        """
+        if self._copies is None:
+            return None
+        return engine.copy_planned(self._copies, self._addresses[self._places].tobytes())
 
 
 def _is_alone(tensor: Tensor, sources: Addresses, targets: Addresses) -> bool:

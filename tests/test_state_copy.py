@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from nanscan import state_copy
+from nanscan import engine, state_copy
 from nanscan.state_copy import StateCopy, copy_state
 from tests.guarded import bits
 
@@ -242,6 +242,20 @@ def test_copy_into_a_former_one_is_not_laid_out_again(monkeypatch: pytest.Monkey
     assert again.result["model"]._metadata == source["model"]._metadata
     assert again.result["model"] is not former.result["model"]
     assert [t.data_ptr() for t in tensors_of(again.result)] == [t.data_ptr() for t in tensors_of(former.result)]
+
+
+def test_a_repeated_copy_goes_by_addresses_and_says_whether_it_is_finite(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = {"tied": [weight := torch.rand(3), weight], "moved": torch.rand(2), "none": torch.empty(0), "n": 1}
+    former = copied(source)
+    for call in ("copy_", "copy_finite"):  # tensor by tensor
+        monkeypatch.setattr(engine, call, None)
+    for bad in (False, True):
+        source["moved"] = torch.full((2,), float("inf") if bad else 5.0)
+        weight.mul_(2)
+        former = StateCopy(source, former)
+        assert former.run_finite() is not bad
+        assert exact(former.result) == exact(source)
+        assert former.result["tied"][0] is former.result["tied"][1]
 
 
 def test_tensor_that_moved_into_the_former_copy_is_read_before_it_is_overwritten() -> None:

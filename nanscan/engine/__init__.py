@@ -22,9 +22,11 @@ __all__ = [
     "clear_grads_if",
     "copy_",
     "copy_finite",
+    "copy_planned",
     "launch_grads",
     "layouts_of",
     "measure_ranges",
+    "plan_copies",
     "rebuild",
     "scale_grads_",
     "scan",
@@ -38,6 +40,8 @@ if TYPE_CHECKING:  # not at run time: tensors of another framework are read with
 ParamGroups = Sequence[dict[str, Any]]
 RangeNumbers = tuple[int, float, float, float, int, int, int, int, int]
 MeasureRanges = Callable[["Tensor"], "RangeNumbers | None"]
+PlanCopies = Callable[["list[Tensor]", "list[Tensor]"], "bytes | None"]
+CopyPlanned = Callable[[bytes, bytes], "bool | None"]
 
 
 class Engine(Protocol):
@@ -54,6 +58,10 @@ class Engine(Protocol):
     def clear_grads_if(self, param_groups: ParamGroups, flag: Tensor) -> None: ...
     def copy_(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> None: ...
     def copy_finite(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> bool: ...
+    @property
+    def plan_copies(self) -> PlanCopies: ...
+    @property
+    def copy_planned(self) -> CopyPlanned: ...
     def layouts_of(self, tensors: list[Tensor]) -> tuple[bytes, bytes, bool] | None: ...
     def rebuild(
         self, value: Any, targets: list[Tensor], scalars: tuple[type, ...], copy_other: Callable[[Any], Any]
@@ -156,6 +164,26 @@ def copy_finite(sources: list[Tensor], targets: list[Tensor], plain: bool = Fals
         plain: the caller knows that no source is conjugated or negated lazily; asking each of thousands takes a while.
     """
     return active_engine().copy_finite(sources, targets, plain)
+
+
+def plan_copies(sources: list[Tensor], targets: list[Tensor]) -> bytes | None:
+    """The copies of `copy_finite`, to be made again by `copy_planned`; None if they can't be made by addresses alone.
+
+    Args:
+        sources: none of them conjugated or negated lazily.
+        targets: they must keep their memory as long as the plan is used.
+    """
+    return active_engine().plan_copies(sources, targets)
+
+
+def copy_planned(plan: bytes, addresses: bytes) -> bool | None:
+    """Make planned copies again; True if all is finite, None if nothing could be copied.
+
+    Args:
+        plan: from `plan_copies`.
+        addresses: where each source lies now (int64 each), in the layout that it had then; its memory must live.
+    """
+    return active_engine().copy_planned(plan, addresses)
 
 
 def layouts_of(tensors: list[Tensor]) -> tuple[bytes, bytes, bool] | None:

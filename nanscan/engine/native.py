@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanscan.engine import MeasureRanges, apply, copying, eager
+from nanscan.engine import CopyPlanned, MeasureRanges, PlanCopies, apply, copying, eager
 from nanscan.engine.native_cuda import CudaHooks, NativeDeferredScan
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.engine.tensors import resolve_at
@@ -30,6 +30,8 @@ class NativeEngine:
     def __init__(self, module: ModuleType) -> None:
         self._c: Any = module
         self._cuda = CudaHooks(module)
+        self.plan_copies: PlanCopies = module.plan_copies
+        self.copy_planned: CopyPlanned = module.copy_planned
         module.set_row_type(Row)
         for kind in _TENSORS:
             module.register_tensor_type(kind, torch.strided)

@@ -27,6 +27,8 @@ class EagerEngine:
     measure_ranges = staticmethod(_serves_none)
     layouts_of = staticmethod(_serves_none)
     rebuild = staticmethod(_serves_none)
+    plan_copies = staticmethod(_serves_none)
+    copy_planned = staticmethod(_serves_none)
 
     @torch.no_grad()
     def copy_(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> None:

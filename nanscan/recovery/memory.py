@@ -132,7 +132,7 @@ class Memory:
         if looked and (bad := self._check.bad()):
             return bad
         apart = engine.scan([source for source in work.apart if _can_hold_nan(source)])
-        finite = engine.copy_finite(work.sources, work.targets, work.plain)
+        finite = work.run_finite()
         if not (finite and apart.finite) and not looked and (bad := self._check.bad()):
             return bad
         if torch.cuda.is_available():  # else nothing has changed its device

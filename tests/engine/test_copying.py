@@ -171,3 +171,43 @@ def test_what_does_not_fit_is_said_and_not_rebuilt(native) -> None:
         deep = [deep]
     with pytest.raises(RecursionError):
         native.rebuild(deep, [], (), list)
+
+
+def test_planned_copies_are_made_again_from_where_the_sources_lie_then(native) -> None:
+    sources = [
+        torch.randn(5),
+        torch.zeros(0),
+        torch.arange(7),
+        torch.nn.Parameter(torch.randn(3, 4)),
+        torch.tensor(2.0),
+    ]
+    targets = [torch.empty_like(source) for source in sources]
+    plan = native.plan_copies(sources, targets)
+    assert plan is not None
+    for _ in range(2):
+        sources = [source.detach() * 3 for source in sources]  # elsewhere
+        assert native.copy_planned(plan, native.layouts_of(sources)[0]) is True
+        assert all(torch.equal(source, target) for source, target in zip(sources, targets, strict=True))
+    sources[3][2, 1] = float("nan")
+    assert native.copy_planned(plan, native.layouts_of(sources)[0]) is False
+    assert torch.isnan(targets[3]).nonzero().tolist() == [[2, 1]]
+
+
+def test_copies_that_addresses_do_not_describe_are_not_planned(native) -> None:
+    ones = torch.ones(4, 6)
+    assert native.plan_copies([ones], [torch.empty(4, 6)]) is not None
+    for source in (ones.t(), ones[:, ::2], ones.expand(2, 4, 6), ones.to_sparse(), ones.to(torch.float8_e5m2)):
+        assert native.plan_copies([ones, source], [torch.empty(4, 6), torch.zeros_like(source)]) is None
+    assert native.plan_copies([ones], [torch.empty(6, 4)]) is None
+    assert native.plan_copies([ones], [torch.empty(4, 6, dtype=torch.float64)]) is None
+    assert native.plan_copies([ones], [ones]) is None  # they overlap
+
+
+def test_nothing_is_copied_from_no_address_and_addresses_must_be_as_many(native) -> None:
+    target = torch.zeros(3)
+    plan = native.plan_copies([torch.ones(3), torch.ones(3)], [target, torch.zeros(3)])
+    good = torch.ones(3).data_ptr().to_bytes(8, "little")
+    assert native.copy_planned(plan, good + bytes(8)) is None
+    assert target.tolist() == [0, 0, 0]
+    with pytest.raises(ValueError, match="address"):
+        native.copy_planned(plan, good)
