@@ -88,6 +88,7 @@ class GuardedSteps(DeferredSteps):
         tracing = self._recorder is not None and self._recorder.loss_trace.active
         simple = alone and not listened and not tracing and self._window is None
         self._plain = simple and not self.policy.check_params_every and self._deferred is False
+        self._only_clips = self._limits is None and self._agreement is None  # finite gradients: no more questions
 
     # ---- the step ----------------------------------------------------------------------------------------------------
 
@@ -119,12 +120,14 @@ class GuardedSteps(DeferredSteps):
             names.refresh(scan.signature, inner.param_groups)
             if self.notice_shards():
                 return self._other_step(closure, kwargs)
-        labels = names.latest
+        labels, factor = names.latest, 1.0
         if not 0.0 < scan.norm <= self._norm_bound or scan.inf_norm > self._value_bound:  # NaN is not within bounds
             self._step_losses = self._reported_losses = []  # those of an earlier step
-            return self._judge(scan, labels, kwargs)
-        result = inner.step(**kwargs) if kwargs else inner.step()
-        self._last = healthy = Healthy(scan, labels, self._steps, time.time(), 1.0)
+            if not (self._only_clips and self.scaled_step is None and 0.0 < scan.norm < math.inf):
+                return self._judge(scan, labels, kwargs)
+            factor = self.scale_and_clip(scan)
+        result = self.inner_step(kwargs) if factor != 1.0 else inner.step(**kwargs) if kwargs else inner.step()
+        self._last = healthy = Healthy(scan, labels, self._steps, time.time(), factor)
         self._steps += 1
         self._run_warned = False
         self._record.add_healthy(healthy, len(labels))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -90,3 +91,22 @@ def test_fused_optimizer_with_the_same_gradient_in_two_parameters_clips_it_once(
     optimizer.step()
     assert a.tolist() == pytest.approx([-0.6, -0.8])
     assert b.tolist() == pytest.approx([-0.6, -0.8])
+
+
+@pytest.mark.parametrize("limits", [{"clip_norm": 0.5}, {"clip_value": 0.1}, {"clip_norm": 0.5, "clip_value": 0.1}])
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_clipped_step_is_the_same_whether_or_not_its_report_waits(limits: dict[str, float], fused: bool) -> None:
+    ends = []
+    for longer_way in ({}, {"check_params_every": 1000}):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5)
+        plain = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+        optimizer = nanscan.wrap(plain, model, **limits, **longer_way)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(3, 6)).square().sum().backward()
+            optimizer.step()
+        reports = [{**dataclasses.asdict(report), "time": 0.0} for report in optimizer.history]
+        ends.append((reports, model.weight.tolist(), optimizer.skipped_steps))
+    assert ends[0] == ends[1]
+    assert 0 < ends[0][0][1]["clip_factor"] < 1 or "clip_norm" not in limits

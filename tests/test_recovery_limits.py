@@ -117,7 +117,7 @@ def test_failure_in_the_middle_of_a_snapshot_leaves_the_one_before(monkeypatch: 
         raise KeyboardInterrupt
 
     spare = recovery._memory.older.work.targets
-    monkeypatch.setattr("nanscan.engine.copy_finite", interrupted)
+    monkeypatch.setattr("nanscan.state_copy.StateCopy.run_finite", interrupted)
     with pytest.raises(KeyboardInterrupt):
         recovery.step()
     monkeypatch.undo()
