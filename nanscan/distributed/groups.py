@@ -105,7 +105,8 @@ def _given(given: Any) -> Any:
 
 
 def _refuse_flat_parameters(params: Sequence[Tensor], model: nn.Module | None) -> None:
-    wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in (model.modules() if model else ()))
+    modules = () if model is None else model.modules()  # not `if model`: a compiled one may have no len()
+    wrapped = any(type(module).__name__ == "FullyShardedDataParallel" for module in modules)
     if wrapped or any(getattr(param, "_is_flat_param", False) for param in params):
         raise NotImplementedError(
             "the parameters are sharded by FullyShardedDataParallel (FSDP1), whose flat parameters do not say which "

@@ -57,6 +57,12 @@ def test_a_rank_whose_batches_run_out_under_join(two: Scenarios) -> None:
     assert two.run("inputs_that_run_out") == [(1, ["step", "skip", "step", "step"]), (1, ["step", "skip", "step"])]
 
 
+@pytest.mark.parametrize("how", ["compiled", "bucket view", "static graph", "unused on one rank"])
+def test_ranks_of_ddp_stay_equal_however_it_is_set_up(two: Scenarios, how: str) -> None:
+    one, other = two.run("variants_of_ddp", how)
+    assert one == other and one[0] == [False, True, False, False]
+
+
 def test_the_log_of_two_ranks_has_each_checkpoint_once_and_names_ranks(two: Scenarios, tmp_path: Path) -> None:
     assert two.run("logged", str(tmp_path)) == [True, True]
     both, first, second = (lines(tmp_path / name) for name in ("run.jsonl", "rank0.jsonl", "rank1.jsonl"))

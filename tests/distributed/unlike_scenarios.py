@@ -157,3 +157,36 @@ def logged(rank: int, folder: str) -> Any:
             except nanscan.NonFiniteError:
                 return True
     return False
+
+
+def variants_of_ddp(rank: int, how: str) -> Any:
+    """A NaN in rank 1's batch at step 1, under what people put around or into DDP: (skips, norms, weights)."""
+    torch.manual_seed(3)
+    inner: Any = Branches()
+    model = DistributedDataParallel(
+        inner,
+        gradient_as_bucket_view=how == "bucket view",
+        static_graph=how == "static graph",
+        find_unused_parameters=how == "unused on one rank",
+    )
+    called: Any = torch.compile(model, backend="eager") if how == "compiled" else model
+    guarded = nanscan.wrap(torch.optim.AdamW(inner.parameters(), lr=0.1), called, clip_norm=0.5)
+    for step in range(4):
+        guarded.zero_grad(set_to_none=how != "bucket view")
+        x = data(rank) * (NAN if step == 1 and rank == 1 else 1.0)
+        called(x, how != "unused on one rank" or rank == 0).square().mean().backward()
+        step_of(guarded)
+    weights = [p.detach().sum().item() for p in inner.parameters()]
+    return [r.skipped for r in guarded.history], [told(r)["norm"] for r in guarded.history], weights
+
+
+class Branches(nn.Module):
+    """Has no len(), and a branch that may be left out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = net(), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, both: bool) -> torch.Tensor:
+        out: torch.Tensor = self.first(x)
+        return out + self.second(x) if both else out
