@@ -169,7 +169,7 @@ def test_zoom_and_hover_by_mouse_wheel_buttons_and_keys(chromium: Any, tmp_path:
 
 
 def test_names_that_are_markup_are_shown_and_do_nothing(chromium: Any, tmp_path: Path) -> None:
-    evil = f"</script>{EVIL}\u2028{{{{7*7}}}}'\""
+    evil = f"</script>{EVIL}\u2028{{{{7*7}}}}'\"" + "x" * 3000
     facts = {"program": evil, "settings": {"optimizer": evil, "guard": {evil: evil}}, "parameters": [[evil, [1], evil]]}
     facts |= {"packages": {evil: evil}, "engine": {"engine": evil}, "devices": [evil], "gpus": [evil]}
     range_row = {"module": evil, "kind": evil, "min": 0.0, "max": 1.0, "rms": 0.5, "zero_fraction": 0.0}
@@ -195,6 +195,7 @@ def test_names_that_are_markup_are_shown_and_do_nothing(chromium: Any, tmp_path:
             page.mouse.move(place["x"] + place["width"] * 0.61, place["y"] + 24)
         until(page, "document.getElementById('ranges').innerText.includes('script')")
         assert page.evaluate("window.hacked") is None
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "a long name doesn't widen the page"
         assert page.locator("img").count() == 0 and page.locator("script").count() == 3
 
 
@@ -239,7 +240,7 @@ def test_100_000_steps_load_in_two_seconds_with_every_skip_marked(chromium: Any,
         ([], "There is no step in this log"),
         ([step(0), '{"step": 1, "norm": NaN}', step(5), "Epoch 3/10", '{"step": 6, "no'], "4 steps missing"),
         ([step(n, run_id=name) for n in range(3) for name in ("a", "b")], "The log holds 2 runs"),
-        ([skipped(n, "w") for n in range(5)], "the environment is unknown"),
+        ([skipped(n, "w") for n in range(5)], "The environment is unknown"),
     ],
     ids=["empty", "broken", "two runs", "nothing finite"],
 )

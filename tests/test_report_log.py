@@ -99,7 +99,7 @@ BROKEN = {
     "empty": ("", ["There is no step in this log"]),
     "cut": (json.dumps(step(0)) + "\n" + json.dumps(step(1))[:40], ["last line is cut off", "environment is unknown"]),
     "tokens": ('{"step": 0, "norm": NaN, "loss": Infinity, "skipped": true}\n', ["environment is unknown"]),
-    "foreign": ('hello\n{"a": 1}\n[1]\n' + json.dumps(step(3)) + "\n", ["1 line is no", "2 lines are", "at step 3"]),
+    "foreign": ('hello\n{"a": 1}\n[1]\n' + json.dumps(step(3)) + "\n", ["1 line is no", "2 lines are", "begin at 3"]),
     "binary": ("\x00\xff\x1b\n" + json.dumps(step(0)) + "\n", ["1 line is no JSON"]),
     "gap": ("".join(json.dumps(step(n)) + "\n" for n in (0, 1, 5, 9)), ["6 steps missing in the log: 2–4, 6–8"]),
     "types": (json.dumps(step(0, norm=[], loss="x", bad={"a": 1}, spike=3, origin=5, layer_norms=[1])) + "\n", []),

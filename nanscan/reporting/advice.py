@@ -90,7 +90,7 @@ def _mend(facts: dict[str, Any]) -> list[str]:
     worst = max(facts["origins"], key=lambda origin: origin["steps"])
     more = len(facts["origins"]) - 1
     others = f" {more} other origin{'s are' if more > 1 else ' is'} listed below." if more else ""
-    hint = f": {worst['hint']}" if worst.get("hint") else "."
+    hint = f": {worst['hint'].rstrip('.')}." if worst.get("hint") else "."
     before = "Before it is started again, mend" if facts["skipped_at_end"] > 1 else "Mend"
     return [f"{before} {made(worst)}{hint}{others}"]
 

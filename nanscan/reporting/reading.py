@@ -228,9 +228,9 @@ class Reader:
             if run.missing:
                 yield which + _gaps(run.missing)
             if run.columns["step"] and run.columns["step"][0] > 0 and not run.facts:
-                yield f"{which}it begins at step {run.columns['step'][0]}: the lines before are not in this file."
+                yield f"{which}The steps begin at {run.columns['step'][0]}: the lines before are not in this file."
             if not run.facts and run.steps:
-                yield f"{which}the environment is unknown: the line that says it is missing, or of an older version."
+                yield f"{which}The environment is unknown: the line that says it is missing, or of an older version."
 
 
 def _lines(count: int) -> str:

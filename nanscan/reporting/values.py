@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 __all__ = ["as_int", "as_list", "as_mapping", "as_text", "number"]
 
 MAX_TEXT = 2000
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
 BIGGEST = 2**53  # what a browser counts exactly
 
 
@@ -42,9 +44,14 @@ def as_int(value: Any) -> int | None:
 
 
 def as_text(value: Any) -> str:
-    """Text, cut after 2,000 characters; "" for None."""
+    """Text, cut after 2,000 characters; "" for None. What would steer its direction or a terminal is spelt out.
+
+    >>> as_text("w\u202etegiew"), as_text(None)
+    ('w\\\\u202etegiew', '')
+    """
     text = "" if value is None else str(value)
-    return text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"
+    text = text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " …"
+    return STEERING.sub(lambda found: ascii(found.group())[1:-1], text)
 
 
 def as_list(value: Any) -> list[Any]:

@@ -12,6 +12,7 @@
   const VIRIDIS = ["#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725"];
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const short = (value) => (value === null || value === undefined ? "–" : Number(value.toPrecision(4)).toString());
+  const TIP = "max-width: min(30rem, 90vw); white-space: normal; overflow-wrap: anywhere;";
   const charts = [];
 
   /* ---- places and steps: several runs lie end to end on one axis ------------------------------------------------ */
@@ -98,7 +99,7 @@
       axisPointer: { link: [{ xAxisIndex: "all" }] },
       tooltip: {
         trigger: "axis", confine: true, formatter: stepTip, backgroundColor: css("--panel"), borderColor: line,
-        textStyle: { color: text, fontSize: 12 }, transitionDuration: 0,
+        textStyle: { color: text, fontSize: 12 }, transitionDuration: 0, extraCssText: TIP,
       },
       grid: found.map((p) => ({ left, right: 18, top: p.top, height: p.height })),
       xAxis: found.map((p, i) => ({
@@ -326,7 +327,7 @@
       grid: { left, right: 12, top: 8, bottom: 84 },
       xAxis: { type: "category", data: map.columns.map(axisLabel), axisLabel: { color: muted, hideOverlap: true }, axisTick: { show: false }, axisLine: { lineStyle: { color: line } } },
       yAxis: { type: "category", inverse: true, data: map.rows, axisLabel: { color: muted, width: left - 14, overflow: "truncate", fontSize: 11 }, axisTick: { show: false }, axisLine: { show: false } },
-      tooltip: { confine: true, backgroundColor: css("--panel"), borderColor: line, textStyle: { color: css("--text"), fontSize: 12 }, transitionDuration: 0,
+      tooltip: { confine: true, backgroundColor: css("--panel"), borderColor: line, textStyle: { color: css("--text"), fontSize: 12 }, transitionDuration: 0, extraCssText: TIP,
         formatter: (item) => {
           const tip = document.createElement("div");
           add(tip, "b", map.rows[item.value[1]]);
