@@ -35,6 +35,7 @@ class Turns(Diary):
         super().__init__(folder, task)
         self.samples: list[tuple[float, float]] = []  # processor seconds of this thread, wall seconds
         self.stopped = False
+        self.error: BaseException | None = None
         self._mine, self._others = threading.Semaphore(0), threading.Semaphore(0)
         self._between_epochs = False
 
@@ -42,7 +43,7 @@ class Turns(Diary):
         if not self._between_epochs:  # a step after a save and a test would be charged with them
             self.samples.append((time.thread_time() - self._started[0], time.perf_counter() - self._started[1]))
         self._between_epochs = False
-        self._others.release()
+        self.hand_over()
         self.wait()
 
     @contextmanager
@@ -59,10 +60,16 @@ class Turns(Diary):
             raise Stop
         self._started = time.thread_time(), time.perf_counter()
 
+    def hand_over(self) -> None:
+        """In the recipe's thread: let the main one go on."""
+        self._others.release()
+
     def turn(self) -> None:
-        """In the main thread: let the recipe make one step."""
+        """In the main thread: let the recipe make one step; raises what it raised."""
         self._mine.release()
         self._others.acquire()
+        if self.error is not None:
+            raise self.error
 
     def stop(self, thread: threading.Thread) -> None:
         self.stopped = True
@@ -79,7 +86,10 @@ def measure_cost(recipes: Mapping[str, Recipe], task: Task, rounds: int, folder:
     """
     task = dataclasses.replace(task, mended=True, epochs=rounds)  # more epochs than will be needed
     turns = {name: Turns(folder / name, task) for name in recipes}
-    threads = {name: threading.Thread(target=_run, args=(recipes[name], task, turns[name])) for name in recipes}
+    threads = {
+        name: threading.Thread(target=_run, args=(recipe, task, turns[name]), daemon=True)
+        for name, recipe in recipes.items()
+    }
     for thread in threads.values():
         thread.start()
     order, dice = list(recipes), random.Random(0)
@@ -99,6 +109,9 @@ def _run(recipe: Recipe, task: Task, turns: Turns) -> None:
         recipe(task.make_model(), task, turns)
     except Stop:
         pass
+    except BaseException as error:  # the main thread waits for this one, and raises it
+        turns.error = error
+        turns.hand_over()
 
 
 def _summary(samples: Mapping[str, list[tuple[float, float]]]) -> dict[str, Any]:

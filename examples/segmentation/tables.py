@@ -62,7 +62,7 @@ def _spread(numbers: list[int]) -> str:
 
 
 def _cost(cost: dict[str, Any]) -> str:
-    rows = [f"One step, {cost['steps']} of each recipe, in ms (one thread):", ""]
+    rows = [f"Milliseconds a step, {cost['steps']} steps of each recipe, one thread.{_busy(cost['plain'])}", ""]
     rows.append("| recipe | processor, median | more than plain, median | mean | clock, median | more than plain |")
     rows.append("|---|---|---|---|---|---|")
     for name in (name for name in cost if name != "steps"):
@@ -71,6 +71,14 @@ def _cost(cost: dict[str, Any]) -> str:
         more = ["–"] * 3 if name == "plain" else more
         rows.append(f"| {name} | {cpu['step_ms']:.1f} | {more[0]} | {more[1]} | {wall['step_ms']:.1f} | {more[2]} |")
     return "\n".join(rows)
+
+
+def _busy(plain: dict[str, dict[str, float]]) -> str:
+    """A warning where other programs had the processor for much of the time."""
+    share = plain["cpu"]["step_ms"] / plain["wall"]["step_ms"]
+    if share > 0.8:
+        return ""
+    return f" The machine was busy: the training had {share:.0%} of a core, and differences of a few ms are noise."
 
 
 def _lines(lines: dict[str, dict[str, int]]) -> str:
