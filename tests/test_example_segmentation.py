@@ -83,3 +83,12 @@ def test_lines_are_counted_without_blank_ones_comments_and_docstrings(tmp_path: 
     (tmp_path / "some.py").write_text(code)
     code_lines = runpy.run_path(str(FOLDER / "count_lines.py"))["code_lines"]
     assert code_lines(tmp_path / "some.py") == ["import os", "def f():", "return (", "os)"]
+
+
+def test_diagnosis_names_the_line_of_the_loss_the_missing_class_and_what_can_not_be_pickled() -> None:
+    output = run("diagnose.py", "--epochs", "2")
+    assert "1 of 40 steps was skipped" in output
+    assert re.search(r"Inf made by aten\.log at .*loss\.py:\d+: return -\(dice\.log\(\) / area\)\.sum\(\)", output)
+    assert "'seven': 0}" in output
+    assert "\nmodel.lock: a lock" in output and "\nmodel.bottom._forward_hooks[0]: a lambda" in output
+    assert re.search(r"the loss of the bad batch: \d", output) and "what can't be pickled: []" in output
