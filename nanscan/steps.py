@@ -17,6 +17,7 @@ from nanscan.clipping.limits import limits_for
 from nanscan.closure import step_with_closure
 from nanscan.deferred_steps import DeferredSteps
 from nanscan.device_steps import DeviceSteps, Unscaled
+from nanscan.distributed.alone import note_alone
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.errors import NonFiniteError, TrainingDiverged
 from nanscan.history import Healthy, Record, repeat_offender
@@ -229,6 +230,7 @@ class GuardedSteps(DeferredSteps):
         """Let the loss join the next scan."""
         if self._recorder is not None and isinstance(loss, Tensor):
             self._recorder.observe(loss)
+        note_alone(self)
         self._losses.append(as_loss(loss))
 
     def start_over(self) -> None:
@@ -328,6 +330,7 @@ class GuardedSteps(DeferredSteps):
         record = self._record
         vars(self.optimizer)["_opt_called"] = True  # else a scheduler made before `wrap` says that step() was forgotten
         record.add_skipped(report, rows)
+        note_alone(self)
         offender = repeat_offender(record.offenders)
         if report.action == "skip" and record.consecutive == self.policy.max_consecutive_skips:
             self._diverged = TrainingDiverged(messages.diverged(report, record.consecutive, offender), report)
@@ -349,6 +352,7 @@ class GuardedSteps(DeferredSteps):
         elif not self._run_warned:
             self._run_warned = True
             messages.warn(messages.bad_step(report))
+            note_alone(self)
         if not scan.numel and not scan.count and not self._hinted:
             self._hinted = True
             messages.warn(messages.no_gradients(report.step), UserWarning)

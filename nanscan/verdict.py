@@ -33,6 +33,7 @@ class Verdict(torch.optim.Optimizer):
     _steps: int
     _sharded: bool = False  # some parameters are DTensors
     _group_given: Any = None  # as in `wrap`
+    _alone_said: bool = False  # see `note_alone`
     _agreement: Agreement | None  # with the other ranks of a process group; None: this process is alone
 
     def agreed(

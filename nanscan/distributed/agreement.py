@@ -24,6 +24,7 @@ from nanscan.distributed.agreed import (
     merged,
     total_norm,
 )
+from nanscan.distributed.exchange import CLAMPED, GRADS, LAYOUT, PARAMETERS, RECOVERY, Exchange
 from nanscan.distributed.holdings import Holding, Own, Plan, first_plan, plan_of_meshes, plan_of_tables, same_values
 from nanscan.distributed.repair import zero_shared
 from nanscan.engine.result import EngineScan, Row
@@ -32,23 +33,15 @@ from nanscan.names import Joined
 from nanscan.policy import ACTIONS, Action
 from nanscan.report import Label, TensorReport
 
-__all__ = ["Agreement", "device_of"]
+__all__ = ["Agreement"]
 
-_GRADS, _CLAMPED, _PARAMETERS, _RECOVERY = 1.0, 2.0, 3.0, 4.0
-_PHASES = {
-    _GRADS: "the gradients",
-    _CLAMPED: "the clamped gradients",
-    _PARAMETERS: "the parameters",
-    _RECOVERY: "the recovery",
-}
-_PER_GUARD = 8.0  # what a guard's number adds to a phase
 _FAILED = -1
 _MOST_ROWS = 1000  # bad tensors that one rank tells the others
 _LOSS = -2  # the position of the first loss, then downwards
 _DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 
 
-class Agreement:
+class Agreement(Exchange):
     """Shares what a step found with the ranks of a group: one small all_gather each time.
 
     Args:
@@ -56,23 +49,14 @@ class Agreement:
         equal_gradients: True where every rank holds the same gradients anyway: what they say needs no collective.
 
     Attributes:
-        number: which guarded optimizer of the group this is, in the order of their `wrap`: ranks that step two of
-            them in different order notice.
-        world: the default group, which ends with `destroy_process_group`.
         silent: True if a step whose gradients alone are judged needs no word: they are equal, and the ranks were found
             to optimize the same parameters.
     """
 
     def __init__(self, group: Any, equal_gradients: bool = False) -> None:
-        self.group = group
+        super().__init__(group)
         self.equal_gradients = equal_gradients
-        self.number = 0
         self.silent = False
-        self.world: Any = dist.group.WORLD
-        self.rank = dist.get_rank()
-        self.ranks: list[int] = dist.get_process_group_ranks(group)
-        self._index = self.ranks.index(self.rank)
-        self._device = device_of(group)
         self._own: Own | None = None
         self._labels: Sequence[Label] | None = None
         self._plan: Plan | None = None
@@ -117,28 +101,28 @@ class Agreement:
         """At the first step, where gradients are equal: do all ranks optimize the same parameters? Else they share."""
         self._look(params, known)
         assert self._own is not None
-        layouts = self._shared(self._blank(_GRADS, step)._replace(layout=self._own.layout))
+        layouts = self._shared(self._blank(LAYOUT, step)._replace(layout=self._own.layout))
         self.silent = self.equal_gradients = len({finding.layout for finding in layouts}) == 1
 
     def norm(self, norm: float, params: int, step: int) -> float:
         """The largest of a number over the ranks."""
-        own = self._blank(_CLAMPED, step)._replace(finite_norm=norm)
+        own = self._blank(CLAMPED, step)._replace(finite_norm=norm)
         return max(finding.finite_norm for finding in self._shared(own))
 
     def total_norm(self, scan: EngineScan, step: int) -> float:
         """The norm over all ranks of gradients that were changed since `scan` was agreed on, all finite or not."""
         assert self._plan is not None
-        own = self._blank(_CLAMPED, step)._replace(finite_norm=_counted(scan, self._plan))
+        own = self._blank(CLAMPED, step)._replace(finite_norm=_counted(scan, self._plan))
         return total_norm(self._shared(own), self._plan)
 
     def give_up(self, params: int, step: int) -> None:
         """Tell the others that this rank can't scan its gradients and is about to raise: they must not wait for it."""
         with contextlib.suppress(RuntimeError):  # what is about to be raised says more
-            self._gathered(self._blank(_GRADS, step)._replace(flags=FAILED))
+            self._gathered(self._blank(GRADS, step)._replace(flags=FAILED))
 
     def parameters(self, own: tuple[TensorReport, ...], step: int) -> tuple[TensorReport, ...]:
         """The bad parameters (with their state) of all ranks; what several say alike is said once."""
-        mine = self._blank(_PARAMETERS, step)._replace(bad_tensors=len(own))
+        mine = self._blank(PARAMETERS, step)._replace(bad_tensors=len(own))
         if not any(finding.bad_tensors for finding in self._shared(mine)):
             return ()
         told: list[list[TensorReport]] = self._objects(list(own), "the bad parameters")
@@ -160,7 +144,7 @@ class Agreement:
             due: whether a snapshot is due here.
             step: of the recovery, which must be the same on every rank.
         """
-        own = self._blank(_RECOVERY, step)._replace(flags=FLAGGED * trouble, losses=due)
+        own = self._blank(RECOVERY, step)._replace(flags=FLAGGED * trouble, losses=due)
         findings = self._shared(own)
         first = next((rank for finding, rank in zip(findings, self.ranks, strict=True) if finding.flags), None)
         return first, any(finding.losses for finding in findings)
@@ -225,16 +209,13 @@ class Agreement:
 
     # ---- what was found ----------------------------------------------------------------------------------------------
 
-    def _blank(self, phase: float, step: int) -> Finding:
-        return Finding(phase + _PER_GUARD * self.number, step, *[0.0] * 10)
-
     def _finding(self, scan: EngineScan, bad: Sequence[BadTensor], losses: int, step: int, flagged: bool) -> Finding:
         assert self._own is not None and self._plan is not None
         norm = scan.norm
         flags = FLAGGED * flagged + HAS_NAN * math.isnan(norm) + HAS_INF * math.isinf(norm)
         first = bad[0] if bad else BadTensor(-1.0, -1.0, 0, 0, 0, 0, 0)
         return Finding(
-            _GRADS + _PER_GUARD * self.number,
+            self._phase(GRADS),
             step,
             flags,
             self._own.layout,
@@ -294,65 +275,6 @@ class Agreement:
         position = int(bad.position)
         return position if index == self._index or (position < len(own) and own[position] is label) else None
 
-    # ---- the collectives ---------------------------------------------------------------------------------------------
-
-    def _shared(self, own: Finding) -> list[Finding]:
-        """Every rank's finding, after a look whether all of them are about the same thing."""
-        findings = self._gathered(own)
-        for finding, rank in zip(findings, self.ranks, strict=True):
-            if finding.has(FAILED):
-                raise RuntimeError(
-                    f"nanscan: rank {rank} could not scan its gradients at step {int(finding.step)}; its own error "
-                    "says why. The step was not taken on any rank"
-                )
-            if finding[:2] != own[:2]:
-                raise RuntimeError(
-                    f"nanscan: the ranks are not at the same place: rank {self.rank} shares {_place(own)}, rank {rank} "
-                    f"{_place(finding)}. Every rank must call optimizer.step() equally often and, with several guarded "
-                    "optimizers, in the same order, with the same options"
-                )
-        return findings
-
-    def _gathered(self, own: Finding) -> list[Finding]:
-        return [Finding(*row) for row in self._numbers(list(own), f"the verdict on {_place(own)}")]
-
-    def _numbers(self, own: Any, what: str) -> list[Any]:
-        """The (nested) list of numbers of every rank; the shape is the same on each."""
-        mine = torch.tensor(own, dtype=torch.float64, device=self._device)
-        every = mine.new_empty((len(self.ranks), *mine.shape))
-        self._run(lambda: dist.all_gather(list(every.unbind()), mine, group=self.group), what)
-        return list(every.tolist())
-
-    def _objects(self, own: Any, what: str) -> list[Any]:
-        """What every rank gives, by rank."""
-        every: list[Any] = [None] * len(self.ranks)
-        self._run(lambda: dist.all_gather_object(every, own, group=self.group), what)
-        return every
-
-    def _run(self, collective: Callable[[], Any], what: str) -> None:
-        if self.world is not dist.group.WORLD:
-            raise RuntimeError(
-                f"nanscan: {what} can't be shared between the ranks {self.ranks}: their process group was ended by "
-                "destroy_process_group(). After a new init_process_group(), make the model's DDP or fully_shard anew "
-                "and call nanscan.wrap(optimizer, model) again, which takes the present group"
-            )
-        try:
-            collective()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"nanscan: {what} could not be shared between the ranks {self.ranks}: {error}. Every rank must call "
-                "optimizer.step() equally often; one that skips the call, waits elsewhere or has died makes the others "
-                "wait until the group's timeout"
-            ) from error
-
-
-def device_of(group: Any) -> torch.device:
-    """Where the group's collectives take place: the CPU if they can."""
-    kinds = [part.split(":")[0] for part in dist.get_backend_config(group).split(",")]
-    if "cpu" in kinds or not torch.accelerator.is_available():
-        return torch.device("cpu")
-    return torch.device(kinds[0], torch.accelerator.current_device_index())
-
 
 def _counted(scan: EngineScan, plan: Plan) -> float:
     """The norm of the finite elements that count on this rank."""
@@ -384,9 +306,3 @@ def _loss_label(bad: BadTensor, losses: int, labels: Sequence[Label]) -> Label:
     names = ("loss" if losses == 1 else f"loss[{number}]",)
     dtype = (*_DTYPES, "unknown")[int(bad.dtype)]
     return Label(names, () if numel == 1 else (numel,), dtype, labels[0].device if labels else "unknown", "loss")
-
-
-def _place(finding: Finding) -> str:
-    number, phase = divmod(finding.phase, _PER_GUARD)
-    which = f" of guarded optimizer {int(number) + 1}" if number else ""
-    return f"{_PHASES.get(phase, 'something else')} of step {int(finding.step)}{which}"

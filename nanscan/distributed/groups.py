@@ -8,7 +8,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from nanscan.distributed.agreement import Agreement, device_of
+from nanscan.distributed.agreement import Agreement
+from nanscan.distributed.exchange import device_of
 from nanscan.engine.shards import is_dtensor
 
 __all__ = ["agreement_over", "numbered"]
@@ -131,10 +132,17 @@ def _implied(optimizer: Any, params: Sequence[Any], model: nn.Module | None) -> 
     ]
     if not replicas:
         return None
+    groups = {tuple(dist.get_process_group_ranks(module.process_group)): module.process_group for module in replicas}
     reduced = {id(param) for module in replicas for param in _reduced(module)}
     hooked = any(getattr(module, "_comm_hooks", ()) for module in replicas)  # they may reduce otherwise, or not at all
     equal = not hooked and all(id(param) in reduced or not param.requires_grad for param in params)
-    return Agreement(replicas[0].process_group, equal_gradients=equal)
+    return Agreement(_widest(groups), equal_gradients=equal and len(groups) == 1)
+
+
+def _widest(groups: dict[tuple[int, ...], Any]) -> Any:
+    """The group that has the ranks of all; the default one where they only overlap, as other ranks see other groups."""
+    most = max(groups, key=len)
+    return groups[most] if all(set(ranks) <= set(most) for ranks in groups) else dist.group.WORLD
 
 
 def _reduced(module: Any) -> list[Tensor]:

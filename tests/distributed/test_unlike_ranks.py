@@ -39,6 +39,27 @@ def test_ddp_whose_optimizers_differ_shares_from_the_first_step_on(two: Scenario
     assert [shared for *_, shared in seen] == [True] * 3
 
 
+def test_ddp_over_several_groups_is_decided_by_the_ranks_of_all(two: Scenarios) -> None:
+    (actions, reports, weights), other = two.run("ddp_of_two_groups")
+    assert actions == ["step", "skip", "step"] and (actions, reports, weights) == other
+    assert {row["rank"] for row in reports[1]["bad"]} == {1}
+
+
+def test_a_loss_that_only_one_rank_observes_is_an_error_at_once(two: Scenarios) -> None:
+    for said in two.run("only_one_rank_observes"):
+        assert "the ranks are not at the same place" in said and "the optimized parameters (no observed loss)" in said
+        assert "observe() where others do" in said and "process_group=False" in said
+
+
+@pytest.mark.parametrize("how", ["loss", "no loss", "false", "true"])
+def test_a_guard_that_decides_alone_among_ranks_says_so_once(two: Scenarios, how: str) -> None:
+    (quiet, _), (said, actions) = two.run("wrapped_without_ddp", how)
+    alone = [text for text in said if "decides about its steps alone, although there are 2 ranks" in text]
+    assert len(alone) == (how in ("loss", "no loss")) and actions == ["step", "skip", "step"]
+    assert all("process_group=True" in text and "process_group=False" in text for text in alone)
+    assert len(quiet) == (how in ("loss", "true"))  # before anything is wrong where there is a loss
+
+
 @pytest.mark.parametrize("observed", [False, True])
 def test_the_origin_that_one_rank_has_found_is_reported_by_all(two: Scenarios, observed: bool) -> None:
     (found, weights), (others, same) = two.run("origin_on_one_rank", observed)

@@ -7,16 +7,22 @@ import warnings
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import nanscan
-from tests.distributed.edge_scenarios import data, net
+from tests.distributed.edge_scenarios import data, net, said_by
 from tests.distributed.scenarios import NAN, collectives, step_of, told
 
 Seen = list[tuple[str | None, bool, dict[str, Any]]]
+
+
+def weights_of(model: nn.Module) -> list[float]:
+    """The sum of each parameter: the same on ranks whose weights are."""
+    return [p.detach().sum().item() for p in model.parameters()]
 
 
 def seen_by(guarded: Any, names: dict[str, Any], bad: str, on: int | None, rank: int) -> Seen:
@@ -64,6 +70,50 @@ def ddp_left_out(rank: int) -> Any:
     return seen, names["0.weight"].tolist()
 
 
+def ddp_of_two_groups(rank: int) -> Any:
+    """A part of the model is reduced over all ranks, another over a group of its own, as experts are."""
+    mine = [dist.new_group([other]) for other in range(dist.get_world_size())][rank]
+    model = nn.ModuleDict(
+        {"all": DistributedDataParallel(net()), "own": DistributedDataParallel(net(), process_group=mine)}
+    )
+    guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    for step in range(3):
+        guarded.zero_grad()
+        factor = NAN if step == 1 and rank == 1 else 1.0
+        (model["all"](data(rank)).sum() + (model["own"](data(rank)) * factor).sum()).backward()
+        step_of(guarded)
+    return [r.action for r in guarded.history], [told(r) for r in guarded.history], weights_of(model["all"])
+
+
+def only_one_rank_observes(rank: int) -> Any:
+    """The loss is observed where it is printed: at the first step that is an error at once, on both."""
+    model = DistributedDataParallel(net())
+    guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    loss = model(data(rank)).square().mean()
+    loss.backward()
+    if rank == 0:
+        guarded.observe(loss)
+    return step_of(guarded)
+
+
+def wrapped_without_ddp(rank: int, how: str) -> Any:
+    """The guard does not hear of the group: (what it says, actions of three steps); at the second rank 1 has a NaN."""
+    model = net()
+    options = {"process_group": {"false": False, "true": True}[how]} if how in ("false", "true") else {}
+    guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+    ddp, said = DistributedDataParallel(model), []
+    for step in range(3):
+        guarded.zero_grad()
+        loss = ddp(data(rank)).square().mean()
+        loss.backward()
+        if how != "no loss":
+            said.append(said_by(lambda: guarded.observe(NAN if step == rank == 1 else 1.0)))  # noqa: B023
+        elif step == rank == 1:
+            model[0].bias.grad[0] = NAN
+        said.append(said_by(guarded.step))
+    return [text for text in said if text], [r.action for r in guarded.history]
+
+
 def origin_on_one_rank(rank: int, observed: bool) -> Any:
     """DDP with find_origin; the square root of a negative number is taken on rank 1 alone, at step 1."""
 
@@ -91,7 +141,7 @@ def origin_on_one_rank(rank: int, observed: bool) -> Any:
             guarded.observe(loss)
         error = step_of(guarded)
         found.append((error, guarded.step_was_skipped, told(guarded.last_report)))
-    return found, [p.detach().sum().item() for p in model.parameters()]
+    return found, weights_of(model)
 
 
 def searched_by_hand(rank: int) -> Any:
@@ -176,8 +226,7 @@ def variants_of_ddp(rank: int, how: str) -> Any:
         x = data(rank) * (NAN if step == 1 and rank == 1 else 1.0)
         called(x, how != "unused on one rank" or rank == 0).square().mean().backward()
         step_of(guarded)
-    weights = [p.detach().sum().item() for p in inner.parameters()]
-    return [r.skipped for r in guarded.history], [told(r)["norm"] for r in guarded.history], weights
+    return [r.skipped for r in guarded.history], [told(r)["norm"] for r in guarded.history], weights_of(inner)
 
 
 class Branches(nn.Module):
