@@ -25,7 +25,7 @@ def note_alone(guard: Any) -> None:
         messages.warn(
             f"nanscan: this process decides about its steps alone, although there are {ranks} ranks. If they train one "
             "model, what only one of them sees makes it skip a step that the others take, and weights drift apart: "
-            "call nanscan.wrap(optimizer, model) with the model in DistributedDataParallel, or give process_group=True. "
+            "call nanscan.wrap(optimizer, model) with a model in DistributedDataParallel, or give process_group=True. "
             "Ranks that train on their own: process_group=False. (This is said once.)",
             UserWarning,
         )
