@@ -164,7 +164,7 @@ def fact_lines(facts: Mapping[str, str], *, limit: int | None = None) -> Iterato
             yield Text.assemble((name.ljust(beside), HEADING), value)
             continue
         indent = beside if limit >= NARROW else len(GAP)
-        parts = textwrap.wrap(value, limit - indent, break_long_words=False, break_on_hyphens=False) or [""]
+        parts = textwrap.wrap(value, max(1, limit - indent), break_long_words=False, break_on_hyphens=False) or [""]
         if indent == beside:
             yield Text.assemble((name.ljust(beside), HEADING), parts.pop(0))
         else:

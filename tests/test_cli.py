@@ -100,7 +100,15 @@ def test_no_verb_shows_help_and_is_misuse(capsys: Capture) -> None:
         (["scan", "gone.pt"], "gone.pt: cannot be scanned: No such file or directory"),
         (["pickle"], "Missing argument 'FILE|MODULE:OBJECT'"),
         (["pickle", "gone.pt"], "'gone.pt' is not there: give a file, or an object as package.module:object"),
+        (["pickle", ""], "Invalid value for 'FILE|MODULE:OBJECT': an empty name."),
         (["report", "gone.jsonl"], "'gone.jsonl' is not there"),
+        (["report", "run.jsonl", "-o", ""], "Invalid value for '-o' / '--output': an empty name."),
+        (["report", "run.jsonl", "--follow", "--open"], "leave out --json, --open and -o"),
+        (["demo", "--log", "run.html"], "the page goes to 'run.html': choose another name, such as run.jsonl"),
+        (["demo", "--log", "/dev/full"], "'/dev/full' is no file: give one, such as run.jsonl"),
+        (["demo", "--seed", str(2**64)], "is not in the range"),
+        (["bench", "--seconds", "nan"], "nan is no time that ends."),
+        (["bench", "--seconds", "inf"], "inf is no time that ends."),
         (["env", "now"], "Got unexpected extra argument (now)"),
     ],
 )
@@ -142,6 +150,16 @@ def test_exit_codes_0_and_1_and_json_is_all_that_stdout_gets(
     done = server.run(files, *command.split(), "--json")
     assert (done.code, done.err) == (code, "")
     assert json.loads(done.out)["exit_code"] == code
+
+
+def test_a_page_that_is_to_be_opened_is_written_with_json_too(
+    files: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webbrowser.open", lambda url: False)  # as where there is none
+    assert main(["report", "run.jsonl", "--open", "--json"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["page"] == "run.html" and (files / "run.html").exists()
+    assert err == "nanscan: no browser could be started: open run.html yourself\n"
 
 
 def test_a_demo_that_does_not_end_well_is_exit_code_1_and_says_nothing_on_stderr(

@@ -36,6 +36,12 @@ bad = {"holder": Holder(), "fn": lambda x: x}
 proxy = Proxy(1)
 number = complex(1, 2)
 def make(): return good
+
+class Fails:
+    @property
+    def part(self): raise ValueError("not yet")
+
+fails = Fails()
 """
 
 
@@ -119,6 +125,8 @@ def test_a_truncated_file_is_exit_code_1_and_says_so(folder: Path, capsys: pytes
         (["no_such_module_here:model"], "there is no module 'no_such_module_here'"),
         (["user_of_pickle:nothing"], "'user_of_pickle' has no 'nothing': it has threading, Holder"),
         (["user_of_pickle:good.lr"], "'user_of_pickle.good' has no 'lr'"),
+        (["user_of_pickle.py:good"], "there is no module 'user_of_pickle.py': write user_of_pickle:good"),
+        (["user_of_pickle:fails.part"], "'user_of_pickle.fails' can't give its 'part': ValueError: not yet"),
         (["user_of_pickle:make()"], "Nothing is called: assign the result to a name there."),
         (["user_of_pickle:"], "names no object: write package.module:object"),
         (["breaks:model"], "the module 'breaks' can't be imported: SystemExit: 3"),

@@ -117,6 +117,36 @@ def test_a_folder_is_searched_by_suffix_each_file_once(folder: Path, capsys: Cap
     assert names == ["again.pt", "inf.safetensors", "nan.pt", "torn.pt", "sub/a.npz"]
 
 
+def test_a_link_that_leads_back_to_itself_is_told_and_the_others_are_scanned(folder: Path, capsys: Capture) -> None:
+    (folder / "loop.pt").symlink_to("loop.pt")
+    assert scan(folder) == scan(folder / "loop.pt", folder / "nan.pt") == 2
+    out, err = capsys.readouterr()
+    assert out.count("nan.pt: 1 NaN, 1 Inf") == 2
+    assert err == f"nanscan: {folder}/loop.pt: cannot be scanned: Too many levels of symbolic links\n" * 2
+
+
+def test_a_folder_in_a_folder_that_can_not_be_listed_is_told_and_the_rest_is_scanned(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    for _ in range(20):  # beyond the longest path that the system takes
+        os.mkdir("d" * 240)
+        os.chdir("d" * 240)
+    os.chdir(folder)
+    assert scan(folder) == 2
+    out, err = capsys.readouterr()
+    assert "nan.pt: 1 NaN, 1 Inf" in out
+    assert err.count("\n") == 1 and err.endswith("dd: cannot be scanned: File name too long\n")
+
+
+def test_an_empty_name_is_not_the_working_folder(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    assert scan("") == 2
+    assert capsys.readouterr().err == "nanscan: Invalid value for 'FILE...': an empty name. See: nanscan scan --help\n"
+
+
 def test_a_folder_without_checkpoints_is_misuse(tmp_path: Path, capsys: Capture) -> None:
     (tmp_path / "notes.txt").write_text("no tensors")
     assert scan(tmp_path) == 2

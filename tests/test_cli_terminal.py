@@ -89,6 +89,7 @@ def test_tables_are_aligned_by_what_is_seen_and_pad_no_row_beyond_reason() -> No
     assert lines[2] == "  " + "w" * 5000 + "  2"
     narrow = [line.plain for line in fact_lines({"cache": "in a folder of a long name"}, limit=20)]
     assert narrow == ["cache", "  in a folder of a", "  long name"]
+    assert [line.plain for line in fact_lines({"cache": "in a"}, limit=1)] == ["cache", "  in", "  a"]
 
 
 def test_progress_is_drawn_on_stderr_while_stdout_gets_the_results(tmp_path: Path, server: Server) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import click
 
 from nanscan.cli.output import common_options, print_json
@@ -10,6 +12,12 @@ from nanscan.cli.verb import Verb
 
 ROWS = ("small", "lora", "mlp", "resnet50", "bert", "gpt2")  # those of nanscan.bench, which imports PyTorch
 DTYPES = ("float32", "bfloat16", "float16")
+
+
+def _finite(ctx: click.Context, param: click.Parameter, value: float) -> float:
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no time that ends.")
+    return value
 
 
 @click.command(
@@ -36,6 +44,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 @click.option(
     "--seconds",
     type=click.FloatRange(0, min_open=True),
+    callback=_finite,
     metavar="N",
     default=12.0,
     show_default=True,

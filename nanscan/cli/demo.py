@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from nanscan.cli.output import common_options, print_json, print_lines
+from nanscan.cli.output import common_options, print_json, print_lines, printable
 from nanscan.cli.progress import bars, running, working
 from nanscan.cli.replacing import replaced
-from nanscan.cli.verb import Verb
+from nanscan.cli.verb import FileName, Verb
 from nanscan.errors import NonFiniteWarning
 from nanscan.tables import print_table
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from nanscan.demo import Cost, DemoResult, RunResult
 
 PHASES = {"plain": "plain PyTorch", "guarded": "guarded by nanscan", "cost": "cost of each check"}
+MAX_SEED = 2**32 - 1  # what generators of all kinds take
 PASS_MARK = 0.9  # of the test digits; a guess gets 0.1
 
 
@@ -41,11 +42,16 @@ PASS_MARK = 0.9  # of the test digits; a guess gets 0.1
     "--rounds", type=click.IntRange(1), metavar="N", default=300, show_default=True, help="Times each check is timed."
 )
 @click.option(
-    "--seed", type=click.IntRange(0), metavar="N", default=0, show_default=True, help="Of data, weights and order."
+    "--seed",
+    type=click.IntRange(0, MAX_SEED),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Of data, weights and order.",
 )
 @click.option(
     "--log",
-    type=click.Path(dir_okay=False, path_type=Path),
+    type=FileName(dir_okay=False, path_type=Path),
     default=Path("nanscan-demo.jsonl"),
     show_default=True,
     help="The step log to write.",
@@ -57,6 +63,7 @@ def command(epochs: int, rounds: int, seed: int, log: Path, as_json: bool) -> in
     The loss is averaged within each class, then over the classes. A batch without a sample of some class gives 0/0.
     Plain PyTorch never recovers from that step; the guarded run skips it.
     """
+    _check(log)
     with working("importing PyTorch"):
         from nanscan.demo import run_demo
         from nanscan.demo.run import Settings
@@ -76,6 +83,14 @@ def command(epochs: int, rounds: int, seed: int, log: Path, as_json: bool) -> in
     else:
         _print(result, report)
     return code
+
+
+def _check(log: Path) -> None:
+    shown = printable(str(log))
+    if log.exists() and not log.is_file():
+        raise click.ClickException(f"'{shown}' is no file: give one, such as run.jsonl")
+    if log.suffix == ".html":
+        raise click.ClickException(f"the page goes to '{shown}': choose another name, such as run.jsonl")
 
 
 class _Progress:

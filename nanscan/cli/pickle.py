@@ -13,7 +13,7 @@ import click
 
 from nanscan.cli.output import common_options, plural, print_json, print_lines, printable
 from nanscan.cli.progress import working
-from nanscan.cli.verb import Verb
+from nanscan.cli.verb import FileName, Verb
 from nanscan.tables import print_table, show_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ COLUMNS = ("global", "when loaded", "count", "first at")
     },
     exits="0 clean; 1 something is refused, would run code, is damaged or does not survive; 2 misuse.",
 )
-@click.argument("target", type=click.Path(), metavar="FILE|MODULE:OBJECT")
+@click.argument("target", type=FileName(), metavar="FILE|MODULE:OBJECT")
 @click.option("--for-process", is_flag=True, help="OBJECT: judge by what a started process gets (spawn).")
 @click.option("--weights-only", is_flag=True, help="OBJECT: as torch.load(weights_only=True), too.")
 @click.option("--no-loading", is_flag=True, help="OBJECT: do not prove in a process that it loads.")

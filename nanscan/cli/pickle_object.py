@@ -53,17 +53,23 @@ def _imported(target: str) -> Any:
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):
             raise
-        raise click.ClickException(_import_failed(module_name, error)) from error
+        raise click.ClickException(_import_failed(module_name, attributes, error)) from error
     for count, part in enumerate(attributes.split(".")):
-        if not hasattr(value, part):
-            owner = ".".join([module_name, *attributes.split(".")[:count]])
-            raise click.ClickException(f"'{owner}' has no '{part}': {_offer(value)}")
-        value = getattr(value, part)
+        owner = ".".join([module_name, *attributes.split(".")[:count]])
+        try:
+            value = getattr(value, part)
+        except AttributeError as error:
+            raise click.ClickException(f"'{owner}' has no '{part}': {_offer(value)}") from error
+        except Exception as error:  # of the user's own code
+            why = f"{type(error).__name__}: {error}"
+            raise click.ClickException(f"'{owner}' can't give its '{part}': {why}") from error
     return value
 
 
-def _import_failed(module: str, error: BaseException) -> str:
+def _import_failed(module: str, attributes: str, error: BaseException) -> str:
     missing = isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}.")
+    if missing and module.endswith(".py"):
+        return f"there is no module '{module}': write {module[:-3]}:{attributes}"
     if missing:
         return f"there is no module '{module}' in {os.getcwd()} or on sys.path, and no such file"
     return f"the module '{module}' can't be imported: {type(error).__name__}: {error}"

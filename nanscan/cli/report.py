@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
-from nanscan.cli.output import common_options, print_json, print_lines, printable
+from nanscan.cli.output import common_options, plural, print_json, print_lines, printable
 from nanscan.cli.progress import working
-from nanscan.cli.verb import Verb
+from nanscan.cli.verb import FileName, Verb
 
 
 @click.command(
@@ -25,8 +25,8 @@ from nanscan.cli.verb import Verb
     },
     exits="0 whatever the run was like; 2 misuse.",
 )
-@click.argument("log", type=click.Path(path_type=Path), metavar="LOG")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="The page.  [default: LOG with .html]")
+@click.argument("log", type=FileName(path_type=Path), metavar="LOG")
+@click.option("-o", "--output", type=FileName(path_type=Path), help="The page.  [default: LOG with .html]")
 @click.option("--open", "open_page", is_flag=True, help="Show the page in the browser.")
 @click.option("--follow", is_flag=True, help="Print a line for each batch of steps, until the run ends.")
 @common_options
@@ -34,25 +34,25 @@ def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_js
     """Show what happened in a run, from its log: nanscan.wrap(..., log=FILE).
 
     The page is one file that needs no network. A log that is cut off, mixed up or still being written opens, too.
-    With --json, a page is written only if -o asks for it.
+    With --json, a page is written only if -o or --open asks for it.
     """
     _check(log, may_come=follow)
     if follow:
-        return _follow(log, as_json=as_json, output=output)
+        return _follow(log, others=as_json or open_page or output is not None)
     from nanscan.reporting.reading import read_log
     from nanscan.reporting.summary import summary
 
     with working(f"reading {log.name}"):
         found = read_log(log)
-    page = output or (None if as_json else log.with_suffix(".html"))
+    page = output or (None if as_json and not open_page else log.with_suffix(".html"))
     if page is not None:
         _write(found, log, page)
     if as_json:
         print_json({"exit_code": 0, "page": str(page) if page else None, **summary(found)})
     else:
         _print(found, page)
-    if open_page and page is not None:
-        webbrowser.open(page.absolute().as_uri())
+    if open_page and page is not None and not webbrowser.open(page.absolute().as_uri()):
+        click.echo(f"nanscan: no browser could be started: open {printable(str(page))} yourself", err=True)
     return 0
 
 
@@ -84,16 +84,17 @@ def _print(found: Any, page: Path | None) -> None:
     about = summary(found)
     print_lines([f"{found.path}: {about['verdict']}"])
     print_lines(
-        f"  {row['name']}: bad in {row['steps']} steps, first {row['first_step']}" for row in about["offenders"][:3]
+        f"  {row['name']}: bad in {plural(row['steps'], 'step')}, first {row['first_step']}"
+        for row in about["offenders"][:3]
     )
     print_lines(f"  next: {text}" for text in about["advice"])
     print_lines(f"  note: {problem}" for problem in found.problems)
     print_lines([f"Report: {page}"] if page is not None else [])
 
 
-def _follow(log: Path, *, as_json: bool, output: Path | None) -> int:
-    if as_json or output is not None:
-        raise click.UsageError("--follow prints lines until it is stopped: leave out --json and -o")
+def _follow(log: Path, *, others: bool) -> int:
+    if others:
+        raise click.UsageError("--follow prints lines until it is stopped: leave out --json, --open and -o.")
     from nanscan.cli.follow import follow
 
     follow(log)

@@ -12,7 +12,7 @@ import click
 from nanscan.cli.output import common_options, name_limit, plural, print_json, print_lines, printable
 from nanscan.cli.progress import working
 from nanscan.cli.scan_bar import ScanBar
-from nanscan.cli.verb import Verb
+from nanscan.cli.verb import FileName, Verb
 from nanscan.tables import print_table, show_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ TEXTS = (0, 1, 2, 5)  # the columns that hold no figures
     },
     exits="0 all finite; 1 a NaN or Inf, or a damaged file; 2 (wins) a file that isn't there or can't be read.",
 )
-@click.argument("files", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="FILE...")
+@click.argument("files", nargs=-1, required=True, type=FileName(path_type=Path), metavar="FILE...")
 @click.option("--all", "show_all", is_flag=True, help="Print a row for every tensor, not only for bad ones.")
 @click.option("--nan-only", is_flag=True, help="Allow Inf (masks hold -inf on purpose).")
 @common_options

@@ -7,10 +7,20 @@ from typing import Any
 
 import click
 
-__all__ = ["CONTEXT", "Verb", "Verbs"]
+__all__ = ["CONTEXT", "FileName", "Verb", "Verbs"]
 
 CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 MORE = "More: docs/command_line.md"
+
+
+class FileName(click.Path):
+    """A path; an empty name, as an unset variable of a shell leaves it, is not the working folder."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The path."""
+        if not str(value):
+            self.fail("an empty name.", param, ctx)
+        return super().convert(value, param, ctx)
 
 
 class Verb(click.Command):

@@ -71,11 +71,11 @@ def expand(paths: Iterable[Path]) -> Iterator[Path]:
         paths: files and folders; folders are searched recursively, by suffix, links to folders followed once.
 
     Yields:
-        Files in the order given, those of a folder sorted; and what isn't there, for its reader to say so.
+        Files in the order given, those of a folder sorted; and what isn't there, or can't be listed, for its reader to
+        say so.
 
     Raises:
         UnreadableFile: a folder holds no file with a known suffix.
-        OSError: a folder can't be listed.
     """
     seen: set[str] = set()
     for path in paths:
@@ -89,7 +89,11 @@ def expand(paths: Iterable[Path]) -> Iterator[Path]:
 def _in_folder(folder: Path) -> list[Path]:
     found: list[Path] = []
     visited: set[tuple[int, int]] = set()
-    for here, folders, files in os.walk(folder, onerror=_raise, followlinks=True):
+
+    def unlisted(error: OSError) -> None:
+        found.append(Path(error.filename))
+
+    for here, folders, files in os.walk(folder, onerror=unlisted, followlinks=True):
         status = os.stat(here)
         if (status.st_dev, status.st_ino) in visited:  # a link back
             folders.clear()
@@ -109,7 +113,3 @@ def _index_first(name: str) -> tuple[bool, str]:
 
 def _is_known(name: str) -> bool:
     return not name.startswith(".") and (Path(name).suffix.lower() in SUFFIXES or name.endswith(INDEX_SUFFIX))
-
-
-def _raise(error: OSError) -> None:
-    raise error

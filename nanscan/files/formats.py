@@ -45,7 +45,7 @@ def open_file(path: Path) -> Iterator[Contents]:
         OSError: it can't be opened.
     """
     if not path.is_file():
-        if path.exists():
+        if path.exists() and not path.is_dir():
             raise UnreadableFile("it is neither a file nor a folder")
         open(path, "rb").close()  # says why
     with open(path, "rb", buffering=0) as opened:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,15 +26,15 @@ def scan_all(paths: Sequence[Path], progress: Progress) -> Iterator[FileScan]:
     Yields:
         One result for each file; that of an index follows its shards and says what is missing.
     """
-    done: set[Path] = set()
+    done: set[str] = set()
     for path in paths:
         for file in _expanded(path):
             if isinstance(file, FileScan):
                 yield file
             elif file.name.endswith(INDEX_SUFFIX):
                 yield from _scan_index(file, progress, done)
-            elif file.resolve() not in done:
-                done.add(file.resolve())
+            elif os.path.realpath(file) not in done:
+                done.add(os.path.realpath(file))
                 yield _scan(file, progress)
 
 
@@ -50,7 +51,7 @@ def _scan(path: Path, progress: Progress) -> FileScan:
     return scan_file(path, lambda done, total: progress(path, done, total))
 
 
-def _scan_index(path: Path, progress: Progress, done: set[Path]) -> Iterator[FileScan]:
+def _scan_index(path: Path, progress: Progress, done: set[str]) -> Iterator[FileScan]:
     result = FileScan(path, "index of shards")
     try:
         result.size = path.stat().st_size
@@ -68,7 +69,7 @@ def _scan_index(path: Path, progress: Progress, done: set[Path]) -> Iterator[Fil
         if not shard.is_file():
             wrong.append(f"shard '{shard.name}' is missing ({len(names)} tensors)")
             continue
-        done.add(shard.resolve())
+        done.add(os.path.realpath(shard))
         scanned = _scan(shard, progress)
         yield scanned
         absent = [name for name in names if name not in scanned.names]
