@@ -14,11 +14,18 @@ from typing import Any
 PATIENCE = 240.0  # seconds: for a machine that is busy with something else
 
 
+def new_processes() -> Any:
+    """A context whose processes are forked from one that has imported torch, and done nothing else."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.distributed.checkpoint_scenarios"])
+    return context
+
+
 class Ranks:
     """Starts the processes; `run` has each of them call one function and returns what both returned."""
 
     def __init__(self, size: int = 2, scenarios: str = "tests.rank_scenarios", patience: float = PATIENCE) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = new_processes()
         folder = tempfile.mkdtemp()
         pipes = [context.Pipe() for _ in range(size)]
         self._ours = [ours for ours, _ in pipes]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+from tests.ranks import new_processes
 
 TIMEOUT = 60.0  # of the groups, in seconds
 
@@ -17,11 +18,9 @@ def run_to_the_end(
 ) -> list[int | None]:
     """The exit codes of two new processes that run `main(rank, *arguments)`; None where one did not end.
 
-    They are forked from a process that has torch imported already and nothing else done. As soon as the file `ready`
-    is there, those in `terminate` get a SIGTERM.
+    As soon as the file `ready` is there, those in `terminate` get a SIGTERM.
     """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.distributed.checkpoint_scenarios"])
+    context = new_processes()
     ranks = [context.Process(target=main, args=(rank, *arguments)) for rank in range(2)]
     for process in ranks:
         process.start()
