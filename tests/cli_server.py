@@ -53,7 +53,7 @@ class Server:
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.cli_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            [sys.executable, "-m", "tests.cli_server"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
             cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"},
         )  # fmt: skip
 
@@ -65,23 +65,36 @@ class Server:
 
     def _ask(self, job: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
+        self._process.stdin.write(json.dumps(job).encode() + b"\n")
 
     def _answer(self) -> int:
+        """The number of the process that was started, and after that its exit code."""
         assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], PATIENCE)
+        assert ready, "the command has not ended"
         return int(self._process.stdout.readline())
+
+    @contextlib.contextmanager
+    def _started(self, job: dict[str, Any]) -> Iterator[None]:
+        """A command runs; it is killed if the block fails."""
+        self._ask(job)
+        child = self._answer()
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+            self._answer()
+            raise
 
     def run(self, folder: Path, *arguments: str, **environment: str) -> Done:
         """Run a command in ``folder`` whose stdout and stderr are files."""
         out, err = folder / ".stdout", folder / ".stderr"
         out.touch()
         err.touch()
-        self._ask(
-            {"argv": arguments, "env": _environment(environment), "cwd": str(folder), "streams": [str(out), str(err)]}
-        )
-        self._answer()
-        code = self._answer()
+        job = {"argv": arguments, "env": _environment(environment), "cwd": str(folder)}
+        with self._started({**job, "streams": [str(out), str(err)]}):
+            code = self._answer()
         done = Done(code, out.read_text(errors="surrogateescape"), err.read_text(errors="surrogateescape"))
         out.unlink()
         err.unlink()
@@ -107,19 +120,13 @@ class Server:
             out.touch()
         streams = [str(out) if piped else name, name]
         job = {"argv": arguments, "env": _environment({"TERM": "xterm-256color", **environment}), "cwd": str(folder)}
-        self._ask({**job, "streams": streams})
-        child = self._answer()
         try:
-            text = self._watch(ours, stop_at)
-        except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-            self._answer()
-            raise
+            with self._started({**job, "streams": streams}):
+                text = self._watch(ours, stop_at)
+                code = self._answer()
         finally:
             os.close(theirs)
             os.close(ours)
-        code = self._answer()
         return Done(code, out.read_text(), text) if piped else Done(code, text)
 
     def _watch(self, ours: int, stop_at: str) -> str:
@@ -134,9 +141,9 @@ class Server:
                     os.write(ours, b"\x03")
                     pressed = True
             elif ready:  # the answer, and nothing more to read
-                break
-        assert pressed, f"never showed {stop_at!r}: {seen!r}"
-        return seen.decode(errors="replace")
+                assert pressed, f"never showed {stop_at!r}: {seen!r}"
+                return seen.decode(errors="replace")
+        raise AssertionError(f"the command has not ended, stop_at {stop_at!r}: {seen!r}")
 
 
 @pytest.fixture(scope="session")

@@ -35,6 +35,7 @@ PAGES = [
     "how_it_works",
     "command_line",
 ]
+TRACEBACK = "Traceback (most recent call last)"
 PROGRAMS = {
     "nanscan": [sys.executable, "-m", "nanscan"],
     "python": [sys.executable],
@@ -94,7 +95,10 @@ def check_printed(example: Example) -> str | None:
 
 def check_commands(example: Example) -> str | None:
     """None if each command says what stands below it."""
-    for command, expected in commands(str(example.parsed)):
+    block = str(example.parsed)
+    if not block.startswith("$ "):
+        return f"no command after '$ ' at its beginning:\n{block}"
+    for command, expected in commands(block):
         problem = differs(expected, _said(command))
         if problem:
             return f"$ {command}\n{problem}"
@@ -124,6 +128,10 @@ def differs(expected: str, found: str) -> str | None:
     'the page says:\\nstep 3\\nand it is:\\nstep 4'
     """
     wanted, real = _lines(expected), _lines(found)
+    if wanted and not wanted.strip("… \n"):
+        return f"the page says nothing:\n{wanted}\nand it is:\n{real}"
+    if TRACEBACK in real and TRACEBACK not in wanted:
+        return f"ended by an exception:\n{real}"
     pattern = re.escape(wanted).replace("…", ".*?")
     if re.fullmatch(pattern, real, re.DOTALL):
         return None

@@ -100,6 +100,28 @@ def test_progress_is_drawn_on_stderr_while_stdout_gets_the_results(tmp_path: Pat
     assert done.out.count("\n") == 1 and "importing" not in done.out
 
 
+def test_a_command_that_ended_before_anybody_asked_is_not_waited_for(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.run(tmp_path, "--version").code == 0
+    patient, begun = server._answer, time.monotonic()
+    monkeypatch.setattr(server, "_answer", lambda: (time.sleep(1), patient())[1])
+    assert server.terminal(tmp_path, "--version").shown[0].startswith("nanscan ")
+    assert time.monotonic() - begun < 60  # it would be until patience ends
+
+
+def test_a_command_that_does_not_end_is_noticed_and_the_next_one_is_answered(
+    tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert server.run(tmp_path, "--version").code == 0
+    with monkeypatch.context() as hasty:
+        hasty.setattr("tests.cli_server.PATIENCE", 2.0)
+        for start in (server.run, server.terminal):
+            with pytest.raises(AssertionError, match="has not ended"):
+                start(tmp_path, "report", "--follow", "not-yet.jsonl")
+    assert server.run(tmp_path, "--version").code == 0
+
+
 def stopped(done: Done) -> None:
     """Ended by Ctrl-C as it should."""
     assert done.code == 130

@@ -56,7 +56,10 @@ def test_json_is_the_summary_and_bad_runs_exit_0_too(log: Path, capsys: pytest.C
         (["."], "'.' is a folder: give a log, such as run.jsonl"),
         (["run.jsonl", "-o", "run.jsonl"], "'run.jsonl' is the log itself: choose another file with -o"),
         (["run.jsonl", "-o", "."], "'.' is a folder: give a file, such as report.html"),
-        (["run.jsonl", "--follow", "--json"], "--follow prints lines until it is stopped: leave out --json, --open and -o"),
+        (
+            ["run.jsonl", "--follow", "--json"],
+            "--follow prints lines until it is stopped: leave out --json, --open and -o",
+        ),
     ],
 )
 def test_misuse_is_exit_code_2_and_says_what_to_do(
