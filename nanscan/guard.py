@@ -70,8 +70,13 @@ class GuardedOptimizer(Copies):
 
     def _listen(self, log: Log | None) -> None:
         self._record.listener = open_log(log)
-        describe_run(self._record.listener, settings(self.optimizer, self.policy))
+        self._describe()
         self._replan()
+
+    def _describe(self) -> None:
+        """For the first line of the log."""
+        about = settings(self.optimizer, self.policy, find_origin=self._recorder is not None)
+        describe_run(self._record.listener, about)
 
     def _agree_over(self, process_group: Any) -> None:
         params = [p for group in self.optimizer.param_groups for p in group["params"]]
@@ -127,6 +132,8 @@ class GuardedOptimizer(Copies):
             self._agree_over(process_group)
         if log is not None:
             self._listen(log)
+        else:
+            self._describe()
         self._warn_about_eps()
 
     def observe(self, loss: Tensor | float) -> None:

@@ -84,8 +84,7 @@ class JsonLog:
         """
         if self._steps and not self._ended and self._fd is not None and self._pid == os.getpid():
             self._ended = True
-            text = None if error is None else f"{type(error).__name__}: {error}"[:2000]
-            self.note("end", {"steps": self._steps, "error": text})
+            self.note("end", {"steps": self._steps, "error": None if error is None else _said(error)})
 
     def _begin(self) -> None:
         self._run_id = uuid.uuid4().hex[:8]
@@ -211,6 +210,11 @@ def json_logs(log: Any) -> list[JsonLog]:
     """The JSON logs among what `open_log` returned."""
     several = log.logs if isinstance(log, Logs) else [log]
     return [one for one in several if isinstance(one, JsonLog)]
+
+
+def _said(error: BaseException) -> str:
+    text = str(error)
+    return f"{type(error).__name__}{': ' if text else ''}{text}"[:2000]
 
 
 @atexit.register

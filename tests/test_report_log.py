@@ -13,9 +13,12 @@ import pytest
 import torch
 
 import nanscan
+from nanscan.log import JsonLog
 from nanscan.report import StepReport
 from nanscan.reporting import lines as line_reading
+from nanscan.reporting.advice import ending
 from nanscan.reporting.data import page_data
+from nanscan.reporting.page import page
 from nanscan.reporting.reading import read_log
 from nanscan.reporting.summary import summary
 from tests.report_logs import EVIL, origin, skipped, step, train, write
@@ -103,6 +106,8 @@ BROKEN = {
     "binary": ("\x00\xff\x1b\n" + json.dumps(step(0)) + "\n", ["1 line is no JSON"]),
     "gap": ("".join(json.dumps(step(n)) + "\n" for n in (0, 1, 5, 9)), ["6 steps missing in the log: 2–4, 6–8"]),
     "types": (json.dumps(step(0, norm=[], loss="x", bad={"a": 1}, spike=3, origin=5, layer_norms=[1])) + "\n", []),
+    "types of facts": (json.dumps(step(0, run={"gpus": 1.5, "devices": {}, "parameters": {"a": [1, 2, 3]}})), []),
+    "back": ("".join(json.dumps(step(n)) + "\n" for n in (0, 1, 2, 3, 1, 2, 3, 4)), ["The log holds 2 runs: it was"]),
     "notes first": (json.dumps({"kind": "rollback", "to_step": None}) + "\n" + json.dumps(step(0)) + "\n", []),
     "huge": (json.dumps(step(0, norm=10**400, nan_count=10**30)) + '\n{"step": 1e999, "norm": 1}\n', ["1 line is"]),
     "deep": ("[" * 100_000 + "\n", ["1 line is no JSON"]),
@@ -118,6 +123,7 @@ def test_broken_log_opens_and_says_what_is_missing(name: str, tmp_path: Path) ->
     said = " ".join(log.problems)
     assert [word for word in words if word not in said] == []
     json.dumps([summary(log), page_data(log)])
+    assert "</html>" in page(log)
 
 
 def test_two_runs_in_one_file_are_told_apart(tmp_path: Path) -> None:
@@ -194,8 +200,9 @@ def test_thousands_of_layers_become_rows_that_tell_them_apart(tmp_path: Path) ->
 
 
 def test_a_skipped_step_has_no_clip_factor(tmp_path: Path) -> None:
-    data = page_data(read_log(write(tmp_path / "run.jsonl", step(0), skipped(1, clip_factor=1.0), step(2))))
+    data = page_data(read_log(write(tmp_path / "run.jsonl", step(0), skipped(1, clip_factor=0.9), step(2))))
     assert data["series"]["clip_factor"] == [[0, 0.5], [1, None], [2, 0.5]]
+    assert summary(read_log(tmp_path / "run.jsonl"))["clipped_steps"] == 2
 
 
 ADVICE = {
@@ -211,6 +218,11 @@ ADVICE = {
         "from step 9 on: they held NaN or Inf. The last checkpoint that was saved before is of step 9",
     ),
     "clipped": ([step(n) for n in range(120)], "100% of the steps were clipped"),
+    "nothing finite": ([skipped(n) for n in range(120)], "Find out what makes the NaN or Inf"),
+    "paddle": (
+        [step(0, run={"packages": {"torch": "2", "paddle": "3"}, "settings": {"guard": {}}}), skipped(1)],
+        "FLAGS_check_nan_inf",
+    ),
     "empty": ([], "Give nanscan.wrap(..., log=...) this path"),
 }
 
@@ -219,6 +231,67 @@ ADVICE = {
 def test_summary_says_what_to_do_next(name: str, tmp_path: Path) -> None:
     given, words = ADVICE[name]
     assert words in summary(read_log(write(tmp_path / "run.jsonl", *given)))["advice"][0]
+
+
+def test_advice_does_not_recommend_what_was_on(tmp_path: Path) -> None:
+    for found in (False, True):
+        model = torch.nn.Linear(2, 1)
+        optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), log=tmp_path / f"{found}.jsonl")
+        optimizer = nanscan.wrap(optimizer, model, find_origin=found, clip_norm=3.0)
+        model(torch.ones(1, 2)).sum().backward()
+        model.weight.grad[0, 0] = float("nan")  # after backward: no forward that is run again shows it
+        with pytest.warns(nanscan.NonFiniteWarning):
+            optimizer.step()
+        about = summary(read_log(tmp_path / f"{found}.jsonl"))
+        guard = about["environment"][0]["settings"]["guard"]
+        assert (guard["find_origin"], guard["clip_norm"]) == (found, 3.0), "what a second wrap has changed is in it"
+        assert ("find_origin was on and found no operation" in about["advice"][0]) == found
+        assert ("find_origin=True) names" in about["advice"][0]) == (not found)
+
+
+def test_weights_that_went_bad_do_not_hide_their_cause(tmp_path: Path) -> None:
+    bad = step(1, parameters=[{"name": "w"}], bad=[{"name": "w"}], finite=False, action="warn")
+    known = {**bad, "origin": origin()}
+    for line, words in ((bad, "find_origin=True) names the line"), (known, "Mend aten.log in head")):
+        advice = summary(read_log(write(tmp_path / "run.jsonl", step(0), line)))["advice"]
+        assert advice[0].startswith("Don't use weights from step 1") and words in advice[1]
+
+
+def test_error_without_words_is_told_by_its_kind(tmp_path: Path) -> None:
+    log = JsonLog(tmp_path / "run.jsonl")
+    log(StepReport(True, 1.0, 1.0, 1.0, 0, 0, 4, (), ()))
+    log.end(KeyboardInterrupt())
+    about = summary(read_log(tmp_path / "run.jsonl"))
+    assert about["ended"] == "KeyboardInterrupt"
+    assert about["verdict"] == "Its one step was taken, then the program ended with KeyboardInterrupt."
+
+
+def test_process_that_went_back_to_a_checkpoint_is_shown_in_two_parts(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=0.1), log=tmp_path / "run.jsonl")
+    for number in range(8):
+        if number == 3:
+            state = optimizer.guard_state_dict()
+        if number == 5:
+            optimizer.load_guard_state_dict(state)
+        weight.grad = torch.ones(2)
+        optimizer.step()
+    first, second = read_log(tmp_path / "run.jsonl").runs
+    assert (first.columns["step"], second.columns["step"]) == ([0, 1, 2, 3, 4], [3, 4, 5])
+    assert ending(first) == "went back to step 3" and second.facts == first.facts != {}
+
+
+def test_texts_of_any_length_make_no_large_page_and_steer_nothing(tmp_path: Path) -> None:
+    long = "x" * 1_000_000 + "\u202e\x1b[2J"
+    steering = "a\u202eb\x1b[2J\x9b2J\u200fc"
+    facts = {"program": steering, "system": long, "settings": {"optimizer": long}}
+    facts["parameters"] = [[long[:3000], long[:3000], long[:3000]]] * 3000
+    notes = [{"kind": "checkpoint", "step": n, "path": long, "error": steering} for n in range(3)]
+    log = read_log(write(tmp_path / "run.jsonl", step(0, run=facts), *notes, skipped(1, long, steering)))
+    text = page(log)
+    assert len(text) < 5_000_000
+    body = text[text.index("<main>") : text.index("</main>")]
+    assert "a\\u202eb\\x1b[2J\\x9b2J\\u200fc" in body and not set(body) & set("\u202e\x1b\x9b\u200f")
 
 
 def test_compressed_log_is_read_and_one_that_is_cut_says_so(tmp_path: Path) -> None:

@@ -12,6 +12,10 @@ from nanscan.reporting.values import as_int, as_mapping, as_text
 __all__ = ["advice", "ending", "made"]
 
 TORCH = "nanscan.wrap(..., find_origin=True) names the line of code"
+FOUND_NOTHING = (
+    "find_origin was on and found no operation: look at what changes gradients after backward, such as hooks, "
+    "and put nanscan.trace() around the whole step"
+)
 PADDLE = "paddle.set_flags({'FLAGS_check_nan_inf': 1}) lets Paddle name the operator"
 MAX_ERROR = 200  # characters
 OFTEN = 0.9  # of the steps: a limit that is reached so often sets the step size
@@ -36,6 +40,8 @@ def ending(run: Run) -> str:
     >>> ending(Run()), ending(Run(notes={"end": [{"error": "TrainingDiverged: 20 skips"}]}))
     ('not in the log: still running, or killed', 'TrainingDiverged: 20 skips')
     """
+    if run.end is None and run.back_to is not None:
+        return f"went back to step {run.back_to:,}"
     if run.end is None:
         return "not in the log: still running, or killed"
     error = as_text(run.end.get("error")).replace(": nanscan: ", ": ", 1)
@@ -71,7 +77,7 @@ def _back(runs: Sequence[Run], before: int | None = None) -> str:
 
 
 def _fault(log: Log, facts: dict[str, Any]) -> list[str]:
-    if not facts["origins"] and not facts["skipped_for_nan"] and not facts["bad_but_stepped"]:
+    if not any(facts[name] for name in ("origins", "skipped_for_nan", "bad_but_stepped", "bad_weights")):
         return []
     said = _mend(facts) if facts["origins"] else _find(log, facts)
     back = _back(log.runs) if facts["skipped_at_end"] > 1 else ""
@@ -81,9 +87,16 @@ def _fault(log: Log, facts: dict[str, Any]) -> list[str]:
 def _find(log: Log, facts: dict[str, Any]) -> list[str]:
     worst = facts["offenders"][0]["name"] if facts["offenders"] else ""
     named = f" Most often bad: {worst}." if worst else ""
-    packages = as_mapping(log.runs[-1].facts.get("packages"))
-    way = PADDLE if "paddle" in packages and "torch" not in packages else TORCH
-    return [f"Find out what makes the NaN or Inf: {way}.{named}"]
+    return [f"Find out what makes the NaN or Inf: {_way(log)}.{named}"]
+
+
+def _way(log: Log) -> str:
+    """What names the operation, in the run that saw a NaN or Inf last."""
+    run = next(run for run in reversed(log.runs) if any(event.kind != "spike" for event in run.events))
+    guard = as_mapping(as_mapping(run.facts.get("settings")).get("guard"))
+    if guard.get("find_origin") is True:
+        return FOUND_NOTHING
+    return PADDLE if "paddle" in as_mapping(run.facts.get("packages")) and "find_origin" not in guard else TORCH
 
 
 def _mend(facts: dict[str, Any]) -> list[str]:
@@ -113,7 +126,7 @@ def _refused(log: Log) -> list[str]:
 
 def _clipping(log: Log, facts: dict[str, Any]) -> list[str]:
     part = facts["clipped_steps"] / log.steps
-    if part < OFTEN or log.steps < 100:
+    if part < OFTEN or log.steps < 100 or facts["norm"] is None:
         return []
     return [
         f"{part:.0%} of the steps were clipped: the limit sets the step size. "

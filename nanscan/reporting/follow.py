@@ -44,7 +44,7 @@ class Batch:
         clip_factor: of the last step.
         seconds: from the first of them to the last.
         trouble: what was wrong at the last step on which something was, "" if nothing was.
-        all_skipped: how many were skipped since the log began.
+        all_skipped: how many were skipped since the run began, in this file.
         news: what else happened, in order.
     """
 

@@ -17,7 +17,7 @@ from nanscan.reporting.advice import ending
 from nanscan.reporting.data import page_data
 from nanscan.reporting.reading import Log
 from nanscan.reporting.summary import summary
-from nanscan.reporting.values import as_list, as_mapping
+from nanscan.reporting.values import as_list, as_mapping, as_text
 
 __all__ = ["page", "write_page"]
 
@@ -40,7 +40,8 @@ def write_page(log: Log, path: Path) -> int:
 def page(log: Log) -> str:
     """The page as text. Every name that comes from the log is escaped, in HTML and in the data for the charts."""
     loader = PackageLoader("nanscan.reporting", "templates")
-    environment = Environment(loader=loader, autoescape=select_autoescape(default=True), trim_blocks=True)
+    safe = select_autoescape(default=True)
+    environment = Environment(loader=loader, autoescape=safe, trim_blocks=True, finalize=_shown)
     environment.filters.update(
         count=_count, number=_number, when=_when, duration=_duration, ending=ending, items=as_list
     )
@@ -80,6 +81,11 @@ def _file(*parts: str) -> str:
     return resources.files("nanscan.reporting").joinpath(*parts).read_text("utf-8")
 
 
+def _shown(value: Any) -> Any:
+    """What is put into the page: our own parts as they are, anything else as text of bounded length."""
+    return value if isinstance(value, Markup) else as_text(value)
+
+
 def _count(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else "–"
 
@@ -98,12 +104,12 @@ def _when(value: Any) -> str:
 def _duration(seconds: Any) -> str:
     """Seconds as people say them.
 
-    >>> _duration(3725.2), _duration(0.5), _duration(None)
-    ('1 h 2 min', '0.5 s', '–')
+    >>> _duration(3725.2), _duration(9.96), _duration(0.04), _duration(None)
+    ('1 h 2 min', '10.0 s', '0.04 s', '–')
     """
     if not isinstance(seconds, (int, float)):
         return "–"
     if seconds < 120:
-        return f"{seconds:.1f} s"
+        return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds:.1g} s"
     minutes = int(seconds // 60)
     return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"

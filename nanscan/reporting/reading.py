@@ -35,6 +35,7 @@ class Run:
         notes: kind -> lines that are no steps.
         missing: (first, last) of each row of steps that are not in the file.
         lines: number of the first and of the last line that is one of its steps.
+        back_to: the step to which the same process went back afterwards, as to a checkpoint; None if it didn't.
     """
 
     id: str = ""
@@ -46,6 +47,7 @@ class Run:
     notes: dict[str, list[dict[str, Any]]] = field(default_factory=lambda: {kind: [] for kind in NOTES})
     missing: list[tuple[int, int]] = field(default_factory=list)
     lines: tuple[int, int] = (0, 0)
+    back_to: int | None = None
 
     @property
     def end(self) -> dict[str, Any] | None:
@@ -150,8 +152,12 @@ class Reader:
     def _run_of(self, data: dict[str, Any], step: int) -> Run:
         name = str(data.get("run_id", ""))
         run = self._by_id.get(name)
-        if run is None or (step <= run.last_step and not name) or "run" in data:
-            run = self._by_id[name] = Run(name, as_mapping(data.get("run")))
+        back = run is not None and (step < run.last_step or (step == run.last_step and not name))
+        if run is None or back or "run" in data:
+            facts = data.get("run", run.facts if run is not None and name else None)  # back: the process went on
+            if run is not None and name and "run" not in data:
+                run.back_to = step
+            run = self._by_id[name] = Run(name, as_mapping(facts))
             run.lines = (self._count, self._count)
             self.runs.append(run)
             self._file_early(run)

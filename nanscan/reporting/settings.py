@@ -13,14 +13,15 @@ __all__ = ["settings"]
 PLAIN = (str, int, float, bool, type(None))
 
 
-def settings(optimizer: Any, policy: Policy) -> dict[str, Any]:
+def settings(optimizer: Any, policy: Policy, **more: bool) -> dict[str, Any]:
     """The optimizer's class, its learning rates and numeric options, and the guard's options, as plain data.
 
     Args:
         optimizer: the inner one.
         policy: the guard's options.
+        more: those of its options that are no part of the policy, such as `find_origin`.
     """
-    options = {item.name: getattr(policy, item.name) for item in dataclasses.fields(policy)}
+    options = {item.name: getattr(policy, item.name) for item in dataclasses.fields(policy)} | more
     return {
         "optimizer": type(optimizer).__name__,
         "groups": [_plain(group) for group in list(getattr(optimizer, "param_groups", ()))[:8]],

@@ -53,9 +53,7 @@ def _facts(log: Log, runs: list[Run], events: list[Event], skips: list[Event]) -
         },
         "norm": _numbers(runs, "norm"),
         "loss": _numbers(runs, "loss"),
-        "clipped_steps": sum(
-            factor is not None and factor < 1 for run in runs for factor in run.columns["clip_factor"]
-        ),
+        "clipped_steps": sum(map(_clipped, runs)),
         "offenders": offenders(events),
         "origins": origins(events),
         "environment": [run.facts for run in runs],
@@ -77,10 +75,11 @@ def verdict(log: Log) -> str:
     trouble += [f"the weights held NaN or Inf after step {weights[0].step:,}"] if weights else []
     trouble += [f"{back:,} rollback{'' if back == 1 else 's'}"] if back else []
     failed = ending(log.runs[-1]) if log.runs[-1].end and log.runs[-1].end.get("error") else ""
+    taken = f"all {steps:,} steps were taken" if steps > 1 else "its one step was taken"
     if not trouble and failed:
-        return f"All {steps:,} steps were taken, then the program ended with {_kind(failed)}."
+        return f"{taken[0].upper()}{taken[1:]}, then the program ended with {_kind(failed)}."
     if not trouble:
-        return f"Healthy: all {steps:,} steps were taken." if steps > 1 else "Healthy: its one step was taken."
+        return f"Healthy: {taken}."
     end = skipped_at_end(log.runs)
     at_end = [f"it ended with {end:,} skipped in a row" if end > 1 else "the last step was skipped"] if end else []
     at_end += [f"the program ended with {_kind(failed)}"] if failed else []
@@ -108,6 +107,13 @@ def skipped_at_end(runs: Sequence[Run]) -> int:
     while row - count in skipped:
         count += 1
     return count
+
+
+def _clipped(run: Run) -> int:
+    """How many steps were clipped and taken."""
+    skipped = set(run.skipped)
+    factors = enumerate(run.columns["clip_factor"])
+    return sum(factor is not None and factor < 1 and row not in skipped for row, factor in factors)
 
 
 def _seconds(runs: Sequence[Run]) -> float | None:

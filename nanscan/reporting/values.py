@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["as_int", "as_list", "as_mapping", "as_text", "number"]
 
 MAX_TEXT = 2000
-STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]")
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 BIGGEST = 2**53  # what a browser counts exactly
 
 

@@ -341,7 +341,7 @@
       dataZoom: [{ type: "inside", xAxisIndex: 0, filterMode: "none" }, { type: "slider", xAxisIndex: 0, bottom: 4, height: 14, left, right: 12, showDetail: false, filterMode: "none", borderColor: line, brushSelect: false }],
       series: [
         { type: "heatmap", name: "good", data: good, progressive: 0, emphasis: { disabled: true } },
-        { type: "heatmap", name: "bad", data: bad, itemStyle: { color: css("--skip"), borderColor: css("--bg"), borderWidth: 0.5 }, progressive: 0, emphasis: { disabled: true } },
+        { type: "heatmap", name: "bad", data: bad, itemStyle: { color: css("--skip") }, progressive: 0, emphasis: { disabled: true } },
       ],
     }, true);
   }
