@@ -12,7 +12,7 @@ from nanscan.distributed.agreement import Agreement
 from nanscan.distributed.exchange import device_of
 from nanscan.engine.shards import is_dtensor
 
-__all__ = ["agreement_over", "numbered"]
+__all__ = ["agreement_over", "numbered", "reduced_by"]
 
 
 class _Made:
@@ -133,7 +133,7 @@ def _implied(optimizer: Any, params: Sequence[Any], model: nn.Module | None) -> 
     if not replicas:
         return None
     groups = {tuple(dist.get_process_group_ranks(module.process_group)): module.process_group for module in replicas}
-    reduced = {id(param) for module in replicas for param in _reduced(module)}
+    reduced = {id(param) for module in replicas for param in reduced_by(module)}
     hooked = any(getattr(module, "_comm_hooks", ()) for module in replicas)  # they may reduce otherwise, or not at all
     equal = not hooked and all(id(param) in reduced or not param.requires_grad for param in params)
     return Agreement(_widest(groups), equal_gradients=equal and len(groups) == 1)
@@ -145,8 +145,8 @@ def _widest(groups: dict[tuple[int, ...], Any]) -> Any:
     return groups[most] if all(set(ranks) <= set(most) for ranks in groups) else dist.group.WORLD
 
 
-def _reduced(module: Any) -> list[Tensor]:
-    """The parameters whose gradients are the same on every rank after backward."""
+def reduced_by(module: Any) -> list[Tensor]:
+    """The parameters whose gradients DistributedDataParallel makes the same on every rank of its group."""
     ignored = set(module.parameters_to_ignore)
     return [param for name, param in module.module.named_parameters() if name not in ignored]
 

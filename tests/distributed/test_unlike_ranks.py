@@ -45,6 +45,14 @@ def test_ddp_over_several_groups_is_decided_by_the_ranks_of_all(two: Scenarios) 
     assert {row["rank"] for row in reports[1]["bad"]} == {1}
 
 
+@pytest.mark.parametrize("how", ["smaller group", "ignored"])
+def test_parts_that_ddp_does_not_keep_equal_on_all_ranks_are_not_saved_as_one(
+    two: Scenarios, tmp_path: Path, how: str
+) -> None:
+    for said in two.run("saved_with_parts_apart", str(tmp_path), how):
+        assert said.startswith("CheckpointError") and "'own.4.bias' is not the same on ranks 0 and 1" in said
+
+
 def test_a_loss_that_only_one_rank_observes_is_an_error_at_once(two: Scenarios) -> None:
     for said in two.run("only_one_rank_observes"):
         assert "the ranks are not at the same place" in said and "the optimized parameters (no observed loss)" in said

@@ -70,12 +70,16 @@ def ddp_left_out(rank: int) -> Any:
     return seen, names["0.weight"].tolist()
 
 
-def ddp_of_two_groups(rank: int) -> Any:
+def partly_reduced(rank: int) -> nn.ModuleDict:
     """A part of the model is reduced over all ranks, another over a group of its own, as experts are."""
     mine = [dist.new_group([other]) for other in range(dist.get_world_size())][rank]
-    model = nn.ModuleDict(
-        {"all": DistributedDataParallel(net()), "own": DistributedDataParallel(net(), process_group=mine)}
-    )
+    parts = {"all": DistributedDataParallel(net()), "own": DistributedDataParallel(net(), process_group=mine)}
+    return nn.ModuleDict(parts)
+
+
+def ddp_of_two_groups(rank: int) -> Any:
+    """A NaN at step 1 in the part that rank 1 alone reduces."""
+    model = partly_reduced(rank)
     guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
     for step in range(3):
         guarded.zero_grad()
@@ -83,6 +87,21 @@ def ddp_of_two_groups(rank: int) -> Any:
         (model["all"](data(rank)).sum() + (model["own"](data(rank)) * factor).sum()).backward()
         step_of(guarded)
     return [r.action for r in guarded.history], [told(r) for r in guarded.history], weights_of(model["all"])
+
+
+def saved_with_parts_apart(rank: int, folder: str, how: str) -> str:
+    """DDP does not keep a part equal on all ranks, and it has other values on each."""
+    if how == "ignored":
+        inner = nn.ModuleDict({"own": net()})
+        ignored = [name for name, _ in inner.named_parameters() if name.startswith("own.4")]
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(inner, ignored)
+        model: Any = DistributedDataParallel(inner)
+    else:
+        inner = model = partly_reduced(rank)
+    with torch.no_grad():
+        next(p for name, p in inner.named_parameters() if name.startswith("own") and "4.bias" in name).fill_(rank)
+    with nanscan.CheckpointManager(folder, background=False, process_group=True) as manager:
+        return said_by(lambda: manager.save(1, model=model))
 
 
 def only_one_rank_observes(rank: int) -> Any:

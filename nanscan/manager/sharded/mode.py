@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from nanscan.distributed.groups import agreement_over
+from nanscan.distributed.groups import agreement_over, reduced_by
 from nanscan.engine.shards import is_dtensor
 from nanscan.guard import GuardedOptimizer
 from nanscan.snapshot import nested_optimizers
@@ -55,7 +55,7 @@ def mode_of(given: Any, model: nn.Module | None, optimizer: torch.optim.Optimize
         )
     agreement = agreement_over(given, inner, params, model)
     assert agreement is not None
-    return Mode(agreement.group, not sharded and _is_replicated(model, params))
+    return Mode(agreement.group, not sharded and _is_replicated(model, params, agreement.ranks))
 
 
 def _params(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) -> list[Any]:
@@ -64,10 +64,11 @@ def _params(model: nn.Module | None, optimizer: torch.optim.Optimizer | None) ->
     return [*params, *(model.parameters() if model is not None else ())]
 
 
-def _is_replicated(model: nn.Module | None, params: list[Any]) -> bool:
-    """True if DistributedDataParallel keeps every parameter equal on all ranks."""
+def _is_replicated(model: nn.Module | None, params: list[Any], ranks: list[int]) -> bool:
+    """True if DistributedDataParallel keeps every parameter equal on these ranks."""
     if model is None:
         return False
-    parts = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
-    kept = {id(p) for m in parts for p in m.parameters()}
-    return bool(parts) and all(id(p) in kept for p in params)
+    ddp = [m for m in model.modules() if isinstance(m, nn.parallel.DistributedDataParallel)]
+    wide = [m for m in ddp if set(ranks) <= set(dist.get_process_group_ranks(m.process_group))]
+    kept = {id(p) for m in wide for p in reduced_by(m)}
+    return bool(wide) and all(id(p) in kept for p in params)
