@@ -109,6 +109,9 @@ class StateCopy:
         """Let the sources go: everything is copied."""
         self.sources, self.apart = [], []
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_plan": None, "_planned": False}  # it holds the addresses of these very targets
+
 
 def _without_tensors(value: Any) -> Any:
     """A copy of a value in which there is no tensor.

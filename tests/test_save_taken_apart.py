@@ -103,3 +103,10 @@ def test_where_torch_does_it_in_another_way_torch_does_it(monkeypatch: pytest.Mo
         taken_apart._is_torchs_way.cache_clear()
     monkeypatch.undo()
     assert taken_apart.taken_apart(weight, weight.untyped_storage()) is not None
+
+
+def test_dimensions_with_names_are_left_to_torch_where_it_knows_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    named, other = torch.ones(3), torch.ones(3)
+    monkeypatch.setattr(taken_apart, "_has_names", lambda tensor: tensor is named)
+    assert taken_apart.taken_apart(named, named.untyped_storage()) is None
+    assert taken_apart.taken_apart(other, other.untyped_storage()) is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import gc
+import pickle
 import weakref
 from collections import Counter, OrderedDict, deque, namedtuple
 from collections.abc import Callable
@@ -325,3 +327,14 @@ def test_copy_does_not_keep_its_sources_alive() -> None:
     del tensor
     gc.collect()
     assert alive() is None and work.result["t"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("twin_of", [copy.deepcopy, lambda work: pickle.loads(pickle.dumps(work))])
+def test_a_twin_of_a_copy_is_written_to_its_own_memory(twin_of: Callable[[StateCopy], StateCopy]) -> None:
+    source = {"a": torch.zeros(4), "b": torch.ones(3)}
+    former = copied(source)
+    before = exact(former.result)
+    twin = twin_of(former)
+    source["a"].fill_(7)
+    assert exact(copied(source, twin).result) == exact(source)
+    assert exact(former.result) == before

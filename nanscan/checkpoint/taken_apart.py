@@ -17,6 +17,7 @@ _DTYPES = frozenset(
     | {torch.int8, torch.int16, torch.int32, torch.int64}
 )
 _strided = torch.strided
+_has_names: Callable[[Tensor], bool] | None = getattr(Tensor, "has_names", None)  # torch refuses to save named ones
 _rebuild = torch._utils._rebuild_tensor_v2
 _typed: Any = torch.TypedStorage
 Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -37,6 +38,8 @@ def taken_apart(tensor: Tensor, storage: Any) -> Reduced | None:
     if tensor.dtype not in _DTYPES or tensor.layout is not _strided or not tensor.is_cpu:
         return None
     if tensor.__dict__ or tensor._backward_hooks or tensor.is_nested or tensor.is_neg() or not _is_torchs_way():
+        return None
+    if _has_names is not None and _has_names(tensor):
         return None
     return _parts(tensor, storage)
 
