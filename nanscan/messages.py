@@ -113,12 +113,13 @@ def lost_eps(name: str, eps: float) -> str:
     )
 
 
-def dropped_microbatch(found: str, origin: Origin | None) -> str:
-    """The warning about a micro-batch that is given up. `found`: what was wrong with it."""
+def dropped_microbatch(found: str, origin: Origin | None, buffers: Sequence[TensorReport] = ()) -> str:
+    """The warning about a micro-batch that is given up. `found`: what was wrong with it; `buffers`: bad ones now."""
     made = "" if origin is None else f" {origin.one_line()}."
+    spoiled = f" Its forward pass has already spoiled what a drop can't restore: {_listed(buffers)}." if buffers else ""
     return (
         f"nanscan: dropped {found}.{made} The gradients of the other micro-batches are kept and are scaled up to the "
-        "whole window at the step."
+        f"whole window at the step.{spoiled}"
     )
 
 

@@ -67,6 +67,7 @@ class Window:
         self.open = False  # the last one was announced before its backward
         self.observed = 0  # of the losses given to `observe`, those that belong to earlier micro-batches
         self.last_bad: tuple[MicrobatchReport, EngineScan] | None = None
+        self.buffers: tuple[TensorReport, ...] = ()  # those that the forward pass of a dropped one has spoiled
 
     def note_bad(self, rows: dict[Place, TensorReport], count: int | None = None) -> None:
         """What is bad in the gradients now; `count`: on all ranks, where there are several."""
@@ -91,7 +92,8 @@ class Window:
 
     def facts(self) -> dict[str, Any]:
         """What the report of the step says of its window."""
-        return {"microbatches": len(self.weights), "dropped": tuple(self.dropped), "microbatch": self.first_bad}
+        counted = {"microbatches": len(self.weights), "dropped": tuple(self.dropped)}
+        return {**counted, "microbatch": self.first_bad, "buffers": self.buffers}
 
 
 class Microbatches(ShowsInner):
@@ -295,15 +297,13 @@ class Microbatches(ShowsInner):
             return
         window.dropped.append(report.microbatch)
         window.saved = report.microbatch + 1
+        window.buffers = self._bad_buffers()
         del self._losses[window.observed :]
         if not self._drop_warned:
             self._drop_warned = True
-            self._look_for_dropped_origin(report)
-            messages.warn(messages.dropped_microbatch(report.describe(), report.origin))
-
-    def _look_for_dropped_origin(self, report: MicrobatchReport) -> None:
-        if self._recorder is not None:
-            vars(report)["origin"] = self._recorder.look()
+            if self._recorder is not None:
+                vars(report)["origin"] = self._recorder.look()
+            messages.warn(messages.dropped_microbatch(report.describe(), report.origin, window.buffers))
 
     # ---- the end of a window -----------------------------------------------------------------------------------------
 

@@ -255,7 +255,7 @@ class StepReport(Report):
         skipped: True if the optimizer did not step.
         action: `"step"`, `"skip"`, `"raise"`, `"zero"` or `"warn"`.
         time: when, in seconds since the epoch.
-        buffers: buffers of the model that hold a NaN or Inf; looked at only when a step is skipped.
+        buffers: buffers of the model that hold a NaN or Inf; looked at when a step is skipped or a micro-batch dropped.
         loss_scale: what the loss was multiplied by, as far as a gradient scaler has told; else 1.0.
         scale_note: on a bad step with a `nanscan.GradScaler`: what the scale has to do with it.
         microbatches: how many `check_microbatch` has seen for this step; 0: none was checked.

@@ -225,6 +225,18 @@ def test_each_run_of_drops_is_warned_about_once_and_named():
     assert said[0][0].startswith("nanscan: dropped micro-batch 1 of step 0: grad of 'w' has 1 NaN, 0 Inf of 2")
 
 
+def test_buffers_that_the_forward_of_a_dropped_microbatch_spoiled_are_named_in_warning_and_report():
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1))
+    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with pytest.warns(NonFiniteWarning, match="spoiled what a drop can't restore: buffer '0.running_mean' has 3 NaN"):
+        for value in (1.0, NAN):
+            model(torch.rand(4, 3) * value).sum().backward()
+            optimizer.check_microbatch(drop=True)
+    optimizer.step()
+    assert not optimizer.step_was_skipped
+    assert [row.name for row in optimizer.last_report.buffers] == ["0.running_mean", "0.running_var"]
+
+
 def test_observed_loss_of_a_dropped_microbatch_is_dropped_with_it():
     weight, optimizer = weight_of()
     for value in (1.0, NAN, 1.0):

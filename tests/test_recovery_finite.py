@@ -61,6 +61,24 @@ def test_buffers_that_a_skipped_step_spoiled_are_put_back_without_a_rollback() -
     assert recovery.rollbacks == []
 
 
+def test_buffers_that_a_dropped_micro_batch_spoiled_are_put_back_without_a_rollback() -> None:
+    model = make_model()
+    optimizer = guarded(model)
+    recovery = nanscan.Recovery(model, optimizer, snapshot_every=1)
+    run(model, optimizer, recovery, 3)
+    before = bits(model[1].running_mean)
+    optimizer.zero_grad()
+    for value in (None, NAN):
+        (model(make_batch(0, value)).square().mean() / 2).backward()
+        optimizer.check_microbatch(drop=True)
+    optimizer.step()
+    assert optimizer.last_report.dropped == (1,) and not nanscan.scan(model).finite
+    with pytest.warns(nanscan.NonFiniteWarning, match="spoiled buffers: buffer '1.running_mean'"):
+        assert recovery.step() is False
+    assert nanscan.scan(model).finite and bits(model[1].running_mean) == before
+    assert recovery.rollbacks == [] and not optimizer.step_was_skipped
+
+
 def test_a_mask_of_infinities_does_not_block_snapshots_but_new_ones_do() -> None:
     model = make_model()
     model.register_buffer("mask", torch.full((3, 3), -INF).triu(1))

@@ -274,6 +274,16 @@ def test_optimizer_state_in_a_checkpoint_is_named_by_the_names_beside_it(tmp_pat
         nanscan.save({"optimizer": optimizer, "optimizer_names": [["fc.weight"]]}, tmp_path / "a.pt")
 
 
+def test_where_only_running_statistics_are_bad_the_refusal_says_how_to_mend_them(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(2), torch.nn.Linear(2, 1))
+    model(torch.full((3, 2), NAN))
+    with pytest.raises(nanscan.NonFiniteError, match=r"0\.running_var.*Only running statistics.*reset_running_stats"):
+        nanscan.save({"model": model.state_dict()}, tmp_path / "a.pt")
+    model[1].weight.data[0, 0] = NAN
+    with pytest.raises(nanscan.NonFiniteError, match="go back to it"):
+        nanscan.save({"model": model.state_dict()}, tmp_path / "a.pt")
+
+
 def test_inf_is_allowed_where_it_is_meant_and_nan_is_not(tmp_path: Path) -> None:
     mask = torch.full((3, 3), -INF).triu(1)
     with pytest.raises(nanscan.NonFiniteError, match='check_finite="nan" if the Inf is meant'):

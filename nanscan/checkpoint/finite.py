@@ -19,6 +19,11 @@ __all__ = ["MODES", "check_finite_state"]
 
 MODES: tuple[Any, ...] = (True, False, "nan")
 _PLAIN = frozenset({Tensor, nn.Parameter})
+_RUNNING = (
+    "Only running statistics are bad: the forward pass of a bad batch spoils them although its step is skipped. "
+    "nanscan.Recovery puts them back; or call reset_running_stats() on these modules. A file that was there is "
+    "untouched."
+)
 
 
 def check_finite_state(found: Sequence[Found], path: str, mode: bool | str) -> None:
@@ -41,11 +46,17 @@ def check_finite_state(found: Sequence[Found], path: str, mode: bool | str) -> N
         return
     listed = "; ".join(row.describe() for row in bad[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "")
     inf = "" if mode == "nan" else ', or check_finite="nan" if the Inf is meant (masks)'
+    only_running = all(_is_running(row.name) for row in bad)
+    way_out = _RUNNING if only_running else "A file that was there is untouched; go back to it."
     raise NonFiniteError(
-        f"not saved to {path!r}: {listed}. A file that was there is untouched; go back to it. To save this state "
-        f"nevertheless, give check_finite=False{inf}.",
+        f"not saved to {path!r}: {listed}. {way_out} To save this state nevertheless, give check_finite=False{inf}.",
         report,
     )
+
+
+def _is_running(name: str) -> bool:
+    """True for the statistics of a BatchNorm, by its name in a state: `model["1.running_mean"]`."""
+    return name.rstrip("\"]'").endswith(("running_mean", "running_var"))
 
 
 def _all_finite(found: Sequence[Found]) -> bool:

@@ -329,14 +329,14 @@ class Recovery:
         return {"model": self._state.model, **{name: part for name, part in parts.items() if part is not None}}
 
     def _repair_buffers(self, rows: Sequence[TensorReport]) -> bool:
-        """A skipped step's forward pass has spoiled buffers only: put these back, and go on."""
+        """The forward pass of a skipped step or dropped micro-batch spoiled buffers only: put these back, and go on."""
         newest = self._memory.newest
         if newest is None or not self._state.restore_buffers(newest.content, [row.name for row in rows]):
             return False
         if self._check.bad():
             return False
         messages.warn(
-            f"nanscan: the forward pass of a skipped step spoiled buffers: {listed(rows)}. They are back at their "
+            f"nanscan: the forward pass of a bad batch spoiled buffers: {listed(rows)}. They are back at their "
             f"values of step {newest.moment.step}; weights and optimizer state are good."
         )
         return True

@@ -85,7 +85,8 @@ class StepWatch:
             trouble = self._bad_step(report)
             if trouble is not None:
                 return trouble
-        if self._guard is None and (trouble := self._plain_step()) is not None:
+        trouble = self._plain_step() if self._guard is None else self._after_drops(self._guard)
+        if trouble is not None:
             return trouble
         skipped = any(report.skipped and report.step == self._step for report in heard)
         return self._bad_loss(loss) if bad_loss and not skipped else None
@@ -115,6 +116,16 @@ class StepWatch:
                 self._run = []
             return self.weights(rows)
         return self._too_many(report) if counts else None
+
+    def _after_drops(self, guard: GuardedOptimizer) -> Trouble | None:
+        """A good step without its bad micro-batches: only buffers can be bad, their forward pass was run."""
+        last = guard._last
+        if not (isinstance(last, StepReport) and last.dropped and last.finite):
+            return None
+        rows = self._check.bad()
+        if not rows or (all(row.kind == "buffer" for row in rows) and self._repair(rows)):
+            return None
+        return self.weights(rows)
 
     def _continue_run(self, step: int) -> bool:
         """Note a bad step; False if it is one of the scaler's search and does not count."""
