@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 from nanscan import messages
+from nanscan.distributed.alone import note_alone
 from nanscan.errors import NonFiniteWarning, TrainingDiverged
 from nanscan.guard import GuardedOptimizer
 from nanscan.manager import CheckpointManager
@@ -108,6 +109,8 @@ class WayBack:
         )
         note_rollback(self._guard, self.rollbacks[-1])
         messages.warn(f"nanscan: {self.rollbacks[-1].describe()}.", NonFiniteWarning)
+        if self._guard is not None:
+            note_alone(self._guard)
 
     def blame(self, batch: Any) -> bool:
         """Add a batch, known only now, to those of the last rollback; False if it was there."""

@@ -120,16 +120,19 @@ def wrapped_without_ddp(rank: int, how: str) -> Any:
     model = net()
     options = {"process_group": {"false": False, "true": True}[how]} if how in ("false", "true") else {}
     guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, **options)
+    recovery = nanscan.Recovery(model, guarded, snapshot_every=1) if how == "recovery" else None
     ddp, said = DistributedDataParallel(model), []
     for step in range(3):
         guarded.zero_grad()
         loss = ddp(data(rank)).square().mean()
         loss.backward()
-        if how != "no loss":
+        if how not in ("no loss", "recovery"):
             said.append(said_by(lambda: guarded.observe(NAN if step == rank == 1 else 1.0)))  # noqa: B023
-        elif step == rank == 1:
+        elif how == "no loss" and step == rank == 1:
             model[0].bias.grad[0] = NAN
         said.append(said_by(guarded.step))
+        if recovery is not None:
+            said.append(said_by(lambda: recovery.step(NAN if step == rank == 1 else 1.0)))  # noqa: B023
     return [text for text in said if text], [r.action for r in guarded.history]
 
 
