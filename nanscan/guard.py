@@ -68,13 +68,10 @@ class GuardedOptimizer(Copies):
         super().__init_subclass__(**kwargs)
         wrappers.show_the_guard(cls)
 
-    def _listen(self, log: Log | None) -> None:
-        self._record.listener = open_log(log)
-        self._describe()
-        self._replan()
-
-    def _describe(self) -> None:
-        """For the first line of the log."""
+    def _listen(self, log: Log | None = None) -> None:
+        if log is not None:
+            self._record.listener = open_log(log)
+            self._replan()
         about = settings(self.optimizer, self.policy, find_origin=self._recorder is not None)
         describe_run(self._record.listener, about)
 
@@ -130,10 +127,7 @@ class GuardedOptimizer(Copies):
         self._record_forwards(find_origin or (model is not None and self._recorder is not None))
         if process_group is not None or (model is not None and self._group_given is None):
             self._agree_over(process_group)
-        if log is not None:
-            self._listen(log)
-        else:
-            self._describe()
+        self._listen(log)
         self._warn_about_eps()
 
     def observe(self, loss: Tensor | float) -> None:

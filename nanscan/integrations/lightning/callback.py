@@ -151,7 +151,7 @@ class NanScanCallback(*callback_bases()):  # type: ignore[misc]
             guard._hinted = True  # a training_step that returns None is a step without gradients, and Lightning says so
             if self._recorder is not None:
                 guard._recorder = self._recorder
-                guard._describe()
+                guard._listen()
                 guard._replan()
         assert self._around is not None
         self._made = [
