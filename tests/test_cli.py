@@ -181,10 +181,10 @@ def test_an_engine_that_is_insisted_on_and_can_not_be_had_is_exit_code_1(
     assert done.code == document["exit_code"] == (1 if document["engine"]["cuda"] == "failed" else 0)
 
 
-def test_log_in_a_folder_that_cannot_be_made_is_misuse(tmp_path: Path, capsys: Capture) -> None:
+def test_log_in_a_folder_that_cannot_be_made_is_misuse(tmp_path: Path, server: Server) -> None:
     (tmp_path / "file").write_text("")
-    assert main(["demo", "--log", str(tmp_path / "file" / "run.jsonl")]) == 2
-    assert "check the path" in capsys.readouterr().err
+    done = server.run(tmp_path, "demo", "--log", "file/run.jsonl")
+    assert done.code == 2 and "check the path" in done.err
 
 
 def test_foreseen_error_keeps_its_own_fix(verb: list[BaseException], capsys: Capture) -> None:

@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 import pickle
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -174,16 +173,9 @@ def test_an_object_that_fails_only_on_loading_is_found(folder: Path, capsys: pyt
     assert code == 1 and "recursion in __getattr__" in out and "Proxy" in out
 
 
-def test_the_working_folder_is_searched_by_the_real_command(folder: Path) -> None:
-    command = ["user_of_pickle:good", "--json"]
-    done = subprocess.run(
-        [Path(sys.executable).with_name("nanscan"), "pickle", *command],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        cwd=folder,
-    )
-    assert (done.returncode, json.loads(done.stdout)["problems"]) == (0, []), done.stderr
+def test_the_working_folder_is_searched_by_the_real_command(folder: Path, server: Server) -> None:
+    done = server.run(folder, "pickle", "user_of_pickle:good", "--json")
+    assert (done.code, json.loads(done.out)["problems"]) == (0, []), done.err
 
 
 def test_a_file_whose_name_looks_like_an_object_is_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -149,7 +149,7 @@ def test_ctrl_c_stops_bench(tmp_path: Path, server: Server) -> None:
 
 
 def test_ctrl_c_stops_the_demo_and_its_log_holds_whole_lines(tmp_path: Path, server: Server) -> None:
-    done = server.terminal(tmp_path, "demo", "--epochs", "30", stop_at="guarded by nanscan")
+    done = server.terminal(tmp_path, "demo", "--epochs", "6", stop_at="guarded by nanscan")
     stopped(done)
     assert [path.name for path in tmp_path.iterdir()] == ["nanscan-demo.jsonl"]
     lines = (tmp_path / "nanscan-demo.jsonl").read_text().splitlines()
