@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 import linecache
 import pickle
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -75,15 +77,17 @@ def test_raise_ends_the_fit_with_the_name_and_leaves_trainer_and_module_as_they_
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-def test_find_origin_names_the_op_of_the_loss_and_leaves_no_trace(accumulate: int) -> None:
+def test_find_origin_names_the_op_of_the_loss_and_leaves_no_trace(accumulate: int, tmp_path: Path) -> None:
     options = {"accumulate_grad_batches": accumulate}
-    net, callback = fitted(loader(log=[4]), {"find_origin": True}, **options)
+    net, callback = fitted(loader(log=[4]), {"find_origin": True, "log": tmp_path / "run.jsonl"}, **options)
     blind, _ = fitted(loader(log=[4]), {}, **options)
     report = callback.optimizer.history[4 // accumulate]
     assert (report.origin.op, report.origin.kind) == ("aten.log", "nan")
     assert "torch.log(100 - y[0])" in report.origin.code and report.origin.file.endswith("lightning_runs.py")
     assert weights(net) == weights(blind)  # dropout's random numbers too
     assert net.calls > blind.calls and net.trainer.callback_metrics["batches"] == 10
+    first = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[0])
+    assert first["run"]["settings"]["guard"]["find_origin"] is True
 
 
 def test_a_step_that_cannot_run_again_is_said_and_training_goes_on() -> None:
