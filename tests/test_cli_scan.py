@@ -139,6 +139,24 @@ def test_a_folder_in_a_folder_that_can_not_be_listed_is_told_and_the_rest_is_sca
     assert err.count("\n") == 1 and err.endswith("dd: cannot be scanned: File name too long\n")
 
 
+def test_a_folder_that_vanishes_meanwhile_does_not_stop_the_others(
+    folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "gone").mkdir()
+    walk = os.walk
+
+    def vanishing(*args: Any, **kwargs: Any) -> Any:
+        for here, *others in walk(*args, **kwargs):
+            if here.endswith("gone"):  # listed, and looked at no more
+                os.rmdir(here)
+            yield here, *others
+
+    monkeypatch.setattr(os, "walk", vanishing)
+    assert scan(folder) == 1
+    out, err = capsys.readouterr()
+    assert "nan.pt: 1 NaN, 1 Inf" in out and err == ""
+
+
 def test_an_empty_name_is_not_the_working_folder(
     folder: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

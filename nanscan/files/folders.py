@@ -88,17 +88,17 @@ def expand(paths: Iterable[Path]) -> Iterator[Path]:
 
 def _in_folder(folder: Path) -> list[Path]:
     found: list[Path] = []
-    visited: set[tuple[int, int]] = set()
+    visited: set[str] = set()
 
     def unlisted(error: OSError) -> None:
         found.append(Path(error.filename))
 
     for here, folders, files in os.walk(folder, onerror=unlisted, followlinks=True):
-        status = os.stat(here)
-        if (status.st_dev, status.st_ino) in visited:  # a link back
+        real = os.path.realpath(here)
+        if real in visited:  # a link back
             folders.clear()
             continue
-        visited.add((status.st_dev, status.st_ino))
+        visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         found += [Path(here, name) for name in sorted(files, key=_index_first) if _is_known(name)]
     if not found:
