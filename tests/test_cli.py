@@ -309,6 +309,13 @@ def test_streams_that_are_closed_or_full_do_no_harm(files: Path) -> None:
     assert _shell("nanscan scna 2>&-", files) == (2, "", "")
 
 
+def test_a_page_that_goes_to_stdout_goes_there_alone(files: Path) -> None:
+    code, out, err = _shell("nanscan report run.jsonl -o /dev/stdout | cat", files)
+    assert (code, err) == (0, "") and out.startswith("<!DOCTYPE html>") and out.rstrip().endswith("</html>")
+    code, out, err = _shell("nanscan report run.jsonl -o /dev/stdout --json | cat; exit ${PIPESTATUS[0]}", files)
+    assert code == json.loads(out)["exit_code"] == 2 and "can't both go to stdout: give -o a file" in err
+
+
 def test_no_colour_is_honoured_even_where_colour_is_forced(tmp_path: Path, server: Server) -> None:
     forced = {"FORCE_COLOR": "1", "TERM": "xterm-256color"}
     assert COLOUR.search(server.run(tmp_path, "env", **forced).out)  # the test can see colour where there is some

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import webbrowser
 from pathlib import Path
 from typing import Any
@@ -45,11 +48,14 @@ def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_js
     with working(f"reading {log.name}"):
         found = read_log(log)
     page = output or (None if as_json and not open_page else log.with_suffix(".html"))
+    to_stdout = page is not None and _is_stdout(page)
+    if to_stdout and as_json:
+        raise click.UsageError("The page and --json can't both go to stdout: give -o a file.")
     if page is not None:
         _write(found, log, page)
     if as_json:
         print_json({"exit_code": 0, "page": str(page) if page else None, **summary(found)})
-    else:
+    elif not to_stdout:
         _print(found, page)
     if open_page and page is not None and not webbrowser.open(page.absolute().as_uri()):
         click.echo(f"nanscan: no browser could be started: open {printable(str(page))} yourself", err=True)
@@ -63,6 +69,12 @@ def _check(log: Path, *, may_come: bool) -> None:
         raise click.ClickException(
             f"'{printable(str(log))}' is not there: give the path that nanscan.wrap(..., log=...) was given"
         )
+
+
+def _is_stdout(page: Path) -> bool:
+    with contextlib.suppress(OSError, ValueError):  # not there; a stream without a file
+        return os.path.samestat(page.stat(), os.fstat(sys.stdout.fileno()))
+    return False
 
 
 def _write(found: Any, log: Path, page: Path) -> None:
