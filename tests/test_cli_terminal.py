@@ -205,5 +205,18 @@ def test_ctrl_c_while_a_text_is_executed_ends_cleanly_too(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr.strip()) == (130, "nanscan: stopped")
 
 
+def test_ctrl_c_when_the_answer_is_given_shows_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "late.py").write_text(
+        "import os, signal, sys, nanscan.cli.process as process\n"
+        "def pressed(self): os.kill(os.getpid(), signal.SIGINT)\n"
+        "process._Interrupts.remove = pressed\n"
+        "sys.argv[1:] = ['completion', 'bash']\n"
+        "sys.exit(process.run(None))\n"
+    )
+    command = [sys.executable, str(tmp_path / "late.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, preexec_fn=_listen)
+    assert (done.returncode, done.stderr) == (-signal.SIGINT, "") and "_NANSCAN_COMPLETE" in done.stdout
+
+
 def _listen() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background ignores it

@@ -52,8 +52,10 @@ def _run(arguments: list[str], interrupts: _Interrupts) -> int:
     try:
         code = _invoke(arguments)
         sys.stdout.flush()
+        interrupts.over = True
         return code
     except BaseException as error:
+        interrupts.over = True
         return _end(error, arguments, interrupts.pressed)
 
 
@@ -116,10 +118,12 @@ class _Interrupts:
 
     Attributes:
         pressed: when, in seconds of `time.monotonic`; None: not yet.
+        over: there is nothing left to stop; Ctrl-C ends the process as if nobody listened, without a traceback.
     """
 
     def __init__(self) -> None:
         self.pressed: float | None = None
+        self.over = False
 
     def install(self) -> None:
         """Unless whoever started this process wants it to ignore Ctrl-C."""
@@ -133,10 +137,10 @@ class _Interrupts:
 
     def _take(self, *_: object) -> None:
         now = time.monotonic()
-        if self.pressed is None:
+        if self.pressed is None and not self.over:
             self.pressed = now
             raise KeyboardInterrupt
-        if now - self.pressed > PATIENCE:
+        if self.pressed is None or now - self.pressed > PATIENCE:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGINT)
 
