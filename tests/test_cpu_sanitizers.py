@@ -30,7 +30,7 @@ def build(sanitizers: str, folder: Path, *extra: str) -> Path:
     program = folder / "scan_cpu_test"
     files = [str(ROOT / "tests/cpp/scan_cpu_test.cpp"), *(str(ROOT / f"csrc/{name}.cpp") for name in SOURCES)]
     flags = ["-std=c++17", "-O1", "-g", f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-pthread", *extra]
-    subprocess.run([compiler, *flags, *files, "-o", str(program), "-ldl"], check=True, timeout=300)
+    subprocess.run([compiler, *flags, *files, "-o", str(program), "-ldl"], check=True, timeout=900)
     return program
 
 
