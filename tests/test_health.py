@@ -37,6 +37,8 @@ def test_the_line_follows_the_run_from_before_the_first_step_to_after_a_skip():
     assert optimizer.health() == "step 1  norm nan  1 skipped so far  last bad: step 1 weight"
     step(weight, optimizer, 0.0)
     assert optimizer.health() == "step 2  norm 4  clipped x0.25  1 skipped so far  last bad: step 1 weight"
+    step(weight, optimizer, NAN)
+    assert optimizer.health() == "step 3  norm nan  2 skipped so far  last bad: step 3 weight"
 
 
 def test_a_bad_step_that_was_taken_is_named_too_and_does_not_count_as_skipped():

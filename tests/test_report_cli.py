@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from nanscan.cli import main
+from nanscan.reporting.follow import Batch, Tail
 from tests.report_logs import EVIL, skipped, step, write
 
 COLOUR = re.compile(rb"\x1b\[(\d+;)*[39]\d[;m]")
@@ -90,6 +91,17 @@ def test_follow_prints_plain_lines_in_a_pipe_as_the_log_grows(log: Path) -> None
         assert child.wait(timeout=60) == 130
     assert first == "step 2  norm 1.5  loss 2  clipped x0.5  15 steps/s  none skipped\n"
     assert "1 skipped so far  ! step 3 skipped" in second and "\\x1b[2J" in second and "\x1b" not in first + second
+
+
+def test_line_that_is_written_in_pieces_is_read_once_it_is_whole(log: Path) -> None:
+    content = log.read_bytes()
+    log.write_bytes(b"")
+    tail, read = Tail(log), Batch()
+    for at in range(0, len(content), 100):
+        with log.open("ab") as file:
+            file.write(content[at : at + 100])
+        read += tail.read()
+    assert (read.steps, read.skipped, read.last) == (3, 1, 2)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")

@@ -138,12 +138,12 @@ def test_two_runs_in_one_file_are_told_apart(tmp_path: Path) -> None:
 
 
 def test_no_skip_is_ever_thinned_away_and_extremes_stay(tmp_path: Path) -> None:
-    bad = {7, 8, 9, 5_000, 29_999}
+    bad = {7, 8, 9, 11, 5_000, 29_999}
     lines = [skipped(n, "w") if n in bad else step(n, norm=50.0 if n == 12_345 else 1.0) for n in range(30_000)]
     data = page_data(read_log(write(tmp_path / "run.jsonl", *lines)))
-    assert data["marks"]["skip"] == [[7, 3], [5_000, 1], [29_999, 1]]
+    assert data["marks"]["skip"] == [[7, 3], [11, 1], [5_000, 1], [29_999, 1]]
     assert len(data["series"]["norm"]) <= 10_000 and [12_345, 50.0] in data["series"]["norm"]
-    assert [(group["first"], group["count"]) for group in data["groups"]] == [(7, 3), (5_000, 1), (29_999, 1)]
+    assert [(group["first"], group["count"]) for group in data["groups"]] == [(7, 3), (11, 1), (5_000, 1), (29_999, 1)]
 
 
 def test_notebook_views_escape_names_and_name_the_culprit() -> None:
