@@ -4,7 +4,7 @@ A small network learns handwritten digits three times from the same start. In th
 not divided by 16, and whose loss was multiplied by 1,000. Without clipping the weights of a good run are lost; with
 ZClip the gradients of that one step are held near their usual size; with on_spike="skip" it isn't taken at all.
 
-Run: python examples/adaptive_clipping.py
+Run: python examples/adaptive_clipping.py   (needs scikit-learn for its handwritten digits)
 """
 
 from __future__ import annotations

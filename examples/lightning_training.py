@@ -3,7 +3,7 @@
 Each image is scaled to mean 0 and deviation 1; a blank one becomes 0/0, NaN. Without nanscan the weights are NaN in the
 first epoch. With the callback the two steps of each epoch are left out, and the report says where the NaN was made.
 
-Run: python examples/lightning_training.py
+Run: python examples/lightning_training.py   (needs lightning, and scikit-learn for its handwritten digits)
 """
 
 import logging
