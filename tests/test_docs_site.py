@@ -105,9 +105,10 @@ def test_a_dead_link_in_markdown_fails_the_build(link: str, tmp_path: Path) -> N
     assert [line for line in done.stderr.splitlines() if "WARNING" in line and link.rpartition("#")[2] in line]
 
 
-def test_every_example_is_listed() -> None:
-    page = (DOCS / "examples.md").read_text()
-    assert [path.name for path in (ROOT / "examples").glob("*.py") if f"](../examples/{path.name})" not in page] == []
+def test_every_example_stands_on_its_page_and_is_linked_to_there(site: Path) -> None:
+    page = (site / "examples.html").read_text()
+    scripts = [path.name for path in (ROOT / "examples").glob("*.py")]
+    assert [name for name in scripts if f'href="#{name.replace(".", "-").replace("_", "-")}"' not in page] == []
 
 
 # ---- in a browser ----------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ PAGE_OF = {
     "readme": "README.md",
     "contributing": "CONTRIBUTING.md",
     "changelog": "CHANGELOG.md",
+    "examples": "examples/README.md",
     "segmentation": "examples/segmentation/README.md",
 }
 EXAMPLES = ROOT / "examples"
@@ -30,8 +31,6 @@ def page_for(target: Path, anchor: str) -> tuple[Path, str]:
             return DOCS / f"{page}.md", anchor
     if target.parent == EXAMPLES and target.suffix == ".py":
         return DOCS / "examples.md", "#" + target.name.replace(".", "")
-    if target == EXAMPLES:
-        return DOCS / "examples.md", anchor
     return target, anchor
 
 
