@@ -212,6 +212,10 @@ ADVICE = {
         [step(0), skipped(1, "head.bias")],
         "find_origin=True) names the line of code. Most often bad: head.b",
     ),
+    "every layer": (
+        [step(0), skipped(1, "stem.bias", "head.bias")],
+        "Most often bad: stem.bias and 1 more, equally often. The backward pass spreads",
+    ),
     "spike": ([step(0), step(1, spike={"what": "loss", "value": 9.0})], "Look at the batches of the spikes, step 1."),
     "weights": (
         [step(8), {"kind": "checkpoint", "step": 9, "path": "c/9.pt"}, step(9, parameters=[{"name": "w"}])],

@@ -85,9 +85,21 @@ def _fault(log: Log, facts: dict[str, Any]) -> list[str]:
 
 
 def _find(log: Log, facts: dict[str, Any]) -> list[str]:
-    worst = facts["offenders"][0]["name"] if facts["offenders"] else ""
-    named = f" Most often bad: {worst}." if worst else ""
-    return [f"Find out what makes the NaN or Inf: {_way(log)}.{named}"]
+    return [f"Find out what makes the NaN or Inf: {_way(log)}.{_worst(facts['offenders'])}"]
+
+
+def _worst(offenders: Sequence[dict[str, Any]]) -> str:
+    """Which tensor was bad most often; where several were, which way the fault lies."""
+    if not offenders:
+        return ""
+    worst = offenders[0]
+    others = sum(other["steps"] == worst["steps"] for other in offenders) - 1
+    if others == 0:
+        return f" Most often bad: {worst['name']}."
+    return (
+        f" Most often bad: {worst['name']} and {others} more, equally often. The backward pass spreads a fault towards "
+        "the input: look at the last layer of these and at what follows it, up to the loss."
+    )
 
 
 def _way(log: Log) -> str:
