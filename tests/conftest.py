@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 import torch
@@ -18,6 +19,9 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 ENGINES = ["reference", "eager", "native"]
 REQUIRE_CUDA = os.environ.get("NANSCAN_REQUIRE_CUDA") == "1"
 REQUIRE_NATIVE = os.environ.get("NANSCAN_REQUIRE_NATIVE") == "1"
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; its children would not hear Ctrl-C
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _phases = [phase for phase in Phase if phase is not Phase.explain]  # it takes minutes, to say little
 _quiet = {"deadline": None, "phases": _phases, "suppress_health_check": list(HealthCheck), "print_blob": True}

@@ -6,7 +6,8 @@ Memory is copied just before the first op that overwrites it; nothing is copied 
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,12 +23,21 @@ _INSTEAD = "their memory comes and goes during a step; nanscan.trace() around th
 
 
 class Keeper:
-    """Parameters, buffers, optimizer state, `.grad`, generators, autocast and gradient mode as they are now."""
+    """Parameters, buffers, optimizer state, `.grad`, generators, autocast and gradient mode as they are now.
 
-    def __init__(self, what: str = "find_origin", instead: str = _INSTEAD) -> None:
+    Sharded tensors can't be kept: they are refused in the models, at the moment when they are written to, and, where no
+    models are given, wherever there are any in the program.
+    """
+
+    def __init__(
+        self, models: Sequence[nn.Module] | None = None, what: str = "find_origin", instead: str = _INSTEAD
+    ) -> None:
         self._saved: dict[int, tuple[Tensor, Tensor]] = {}
         self._made: set[int] = set()
-        leaves, optimizers, guards = _found_in_memory(what, instead)
+        self._refuse = partial(refuse_sharded, what=what, instead=instead)
+        for model in models or ():
+            self._refuse([*model.parameters(), *model.buffers()])
+        leaves, optimizers, guards = _found_in_memory(self._refuse if models is None else None)
         self._grads = [(leaf, leaf.grad) for leaf in leaves]
         self._states = [(o, {key: _shallow(value) for key, value in o.state.items()}) for o in optimizers]
         self._groups = [(o, [dict(group) for group in o.param_groups]) for o in optimizers]
@@ -42,6 +52,7 @@ class Keeper:
 
     def save(self, tensors: Sequence[Tensor]) -> None:
         """Keep what these hold, unless their memory was kept before. To be called before it is overwritten."""
+        self._refuse(tensors)
         for tensor in tensors:
             key = storage_key(tensor)
             if key is not None and key not in self._saved and tensor.layout is torch.strided:
@@ -89,7 +100,9 @@ def _whole(tensor: Tensor) -> Tensor:
         return flat
 
 
-def _found_in_memory(what: str, instead: str) -> tuple[list[Tensor], list[torch.optim.Optimizer], list[Any]]:
+def _found_in_memory(
+    refuse: Callable[[list[Any]], None] | None,
+) -> tuple[list[Tensor], list[torch.optim.Optimizer], list[Any]]:
     """Every leaf that can have a gradient, every optimizer and every guard of the program.
 
     What a step function changes can't be read off it; types are asked instead of `isinstance`, which some objects
@@ -103,8 +116,8 @@ def _found_in_memory(what: str, instead: str) -> tuple[list[Tensor], list[torch.
     for thing in gc.get_objects():
         kind = type(thing)
         if issubclass(kind, Tensor):
-            if kind not in (Tensor, nn.Parameter):
-                refuse_sharded([thing], what, instead)
+            if refuse is not None and kind not in (Tensor, nn.Parameter):
+                refuse([thing])
             if kind in (Tensor, nn.Parameter) and thing.requires_grad and _is_leaf(thing):
                 leaves.append(thing)
         elif issubclass(kind, GuardedOptimizer):

@@ -43,7 +43,7 @@ def find_origin(step_fn: Callable[[], Any], model: nn.Module | None = None) -> O
     """
     if not callable(step_fn):
         raise TypeError(f"step_fn must be a function without arguments, got {type(step_fn).__name__}")
-    keeper = Keeper()
+    keeper = Keeper(None if model is None else [model])
     trace = Trace(model, keeper=keeper)
     try:
         with trace:

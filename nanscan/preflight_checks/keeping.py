@@ -29,7 +29,7 @@ class Kept:
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
-        self._keeper = Keeper("preflight with a batch", _INSTEAD)
+        self._keeper = Keeper(modules, "preflight with a batch", _INSTEAD)
         self._made: set[int] = set()
         every = {id(m): m for root in modules for m in root.modules()}
         self._modules = [(m, _plain_attributes(m), [dict(m.__dict__[t]) for t in _TABLES]) for m in every.values()]

@@ -149,15 +149,21 @@ def what_says_that_it_can_not(rank: int) -> dict[str, Any]:
     return said
 
 
-def an_origin_that_can_not_be_looked_for(rank: int) -> Told:
-    """A model of shards is alive beside the DDP model whose step is bad."""
+def an_origin_beside_shards(rank: int) -> tuple[str, str]:
+    """A model of shards is alive beside the DDP model whose step is bad; what is said if the step writes to it too."""
     beside = net()
     fully_shard(beside)
     model = DistributedDataParallel(net())
     guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, find_origin=True)
     model(data(rank) * (NAN if rank else 1.0)).sum().backward()
     error = step_of(guarded)
-    return guarded.step_was_skipped, f"{error} {guarded.last_report.origin}"
+
+    def writes_to_shards() -> None:
+        with torch.no_grad():
+            for param in beside.parameters():
+                param.mul_(2.0)
+
+    return f"{error} {guarded.last_report.origin}", said_by(lambda: nanscan.find_origin(writes_to_shards, model))
 
 
 def the_deciding_rank_is_interrupted(rank: int) -> str:

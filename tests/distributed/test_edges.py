@@ -77,8 +77,10 @@ def test_what_does_not_take_shards_names_what_does(two: Scenarios) -> None:
         assert said["preflight"].startswith("NotImplementedError: preflight with a batch does not take sharded")
 
 
-def test_a_step_is_judged_where_its_origin_can_not_be_looked_for(two: Scenarios) -> None:
-    assert two.run("an_origin_that_can_not_be_looked_for") == [(True, "None None")] * 2
+def test_shards_in_another_model_hinder_no_search_that_does_not_write_to_them(two: Scenarios) -> None:
+    for found, refused in two.run("an_origin_beside_shards"):
+        assert found.startswith("None NaN came in with input 'input'") and "found on rank 1" in found
+        assert refused.startswith("NotImplementedError: find_origin does not take sharded parameters")
 
 
 def test_an_interrupt_in_the_deciding_function_ends_all(two: Scenarios) -> None:
