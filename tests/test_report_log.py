@@ -214,7 +214,7 @@ ADVICE = {
     ),
     "every layer": (
         [step(0), skipped(1, "stem.bias", "head.bias")],
-        "Most often bad: stem.bias and 1 more, equally often. The backward pass spreads",
+        "Most often bad: stem.bias, and others as often. The backward pass spreads",
     ),
     "spike": ([step(0), step(1, spike={"what": "loss", "value": 9.0})], "Look at the batches of the spikes, step 1."),
     "weights": (

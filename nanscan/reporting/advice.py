@@ -93,12 +93,11 @@ def _worst(offenders: Sequence[dict[str, Any]]) -> str:
     if not offenders:
         return ""
     worst = offenders[0]
-    others = sum(other["steps"] == worst["steps"] for other in offenders) - 1
-    if others == 0:
+    if not any(other["steps"] == worst["steps"] for other in offenders[1:]):
         return f" Most often bad: {worst['name']}."
     return (
-        f" Most often bad: {worst['name']} and {others} more, equally often. The backward pass spreads a fault towards "
-        "the input: look at the last layer of these and at what follows it, up to the loss."
+        f" Most often bad: {worst['name']}, and others as often. The backward pass spreads a fault towards the input: "
+        "look at the last layer of these and at what follows it, up to the loss."
     )
 
 
