@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -38,6 +40,26 @@ def never_initialised() -> nn.Module:
     return model
 
 
+def half_written(rest: float) -> Tensor:
+    """Memory of which no traced op has written a thing; `rest` is what happens to lie in it."""
+    memory = torch.empty(2)
+    memory.numpy()[:] = (1.0, rest)
+    return memory
+
+
+class Numpy(torch.autograd.Function):
+    """A function that leaves PyTorch for numpy."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, function: Any) -> Tensor:
+        with np.errstate(invalid="ignore"):
+            return torch.from_numpy(function(x.detach().numpy()))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
 BAD_EMBEDDING, EMPTY_WEIGHT = bad_embedding(), never_initialised()
 BAD_BATCH = torch.tensor([[1.0, 2.0], [1.0, NAN]])
 
@@ -59,6 +81,18 @@ OUTSIDE = [
         healthy=lambda: F.scaled_dot_product_attention(
             torch.zeros(2, 2), torch.zeros(2, 2), torch.ones(2, 2), attn_mask=torch.tensor([[True, False]] * 2)
         ),
+    ),
+    case(
+        "memory that was never written",
+        "1 of 2 elements, flat indices [1]",
+        bad=lambda: half_written(math.nan) + 1,
+        healthy=lambda: half_written(0.0) + 1,
+    ),
+    case(
+        "custom function beyond PyTorch",
+        "made NaN by other means than PyTorch's ops (2 of 2 elements",
+        bad=lambda: Numpy.apply(leaf(-1.0, -2.0), np.log) * 2,
+        healthy=lambda: Numpy.apply(leaf(-1.0, -2.0), np.exp) * 2,
     ),
     case(
         "bad parameter or buffer",

@@ -124,6 +124,19 @@ GRADIENTS = [
         healthy=lambda: torch.abs(torch.complex(leaf(0.0, 1.0), leaf(0.0, 1.0))),
     ),
     case(
+        "entr or xlogy at 0",
+        "entr of a probability of 0 (at [1])",
+        "-1e4",
+        bad=lambda: torch.special.entr(leaf(0.5, 0.0)),
+        healthy=lambda: torch.special.entr(leaf(0.5, 1e-30)),
+    ),
+    case(
+        "entr or xlogy at 0",
+        "xlogy of a probability of 0 (at [1])",
+        bad=lambda: (lambda p: torch.special.xlogy(p, p))(leaf(0.5, 0.0)),
+        healthy=lambda: torch.special.xlogy(leaf(0.5, 0.0), torch.tensor([0.5, 0.0])),
+    ),
+    case(
         "gradient of a division by a tiny number",
         "1e-30 (at [0])",
         bad=lambda: torch.ones(2) / leaf(1e-30, 1.0),
@@ -207,6 +220,18 @@ DECOMPOSITIONS = [
         "shape [2, 2] has no full rank",
         bad=lambda: torch.linalg.qr(torch.zeros(2, 2, requires_grad=True))[0],
         healthy=lambda: torch.linalg.qr(torch.eye(2, requires_grad=True))[0],
+    ),
+    case(
+        "cholesky of a semi-definite matrix",
+        "shape [2, 2] is only semi-definite",
+        bad=lambda: torch.linalg.cholesky_ex(torch.zeros(2, 2, requires_grad=True))[0],
+        healthy=lambda: torch.linalg.cholesky_ex(torch.eye(2, requires_grad=True))[0],
+    ),
+    case(
+        "matrix exponential overflow",
+        "entries up to 200 overflows float32",
+        bad=lambda: torch.matrix_exp(torch.diag(leaf(200.0, 1.0))),
+        healthy=lambda: torch.matrix_exp(torch.diag(leaf(20.0, 1.0))),
     ),
     case(
         "singular matrix",

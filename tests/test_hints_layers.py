@@ -156,7 +156,7 @@ REDUCTIONS = [
     case(
         "logsumexp of +inf",
         "logsumexp of +inf",
-        bad=lambda: leaf(INF, INF).logsumexp(-1),
+        bad=lambda: leaf(INF).logsumexp(-1),  # a single number: of several the input is named
         healthy=lambda: leaf(1e38, 1.0).logsumexp(-1),
     ),
 ]
@@ -205,6 +205,18 @@ NORMALISATION = [
         "eps=0",
         bad=lambda: nn.GroupNorm(2, 4, eps=0.0)(torch.ones(2, 4, 3)),
         healthy=lambda: nn.BatchNorm1d(4)(torch.ones(2, 4, 3)),
+    ),
+    case(
+        "norm layer with an eps too small for float16",
+        "beyond 65504 in float16 for a group that is constant (at [0, 0])",
+        bad=lambda: F.layer_norm(torch.ones(3, 4, dtype=HALF, requires_grad=True), (4,), eps=1e-12),
+        healthy=lambda: F.layer_norm(torch.ones(3, 4, dtype=HALF, requires_grad=True), (4,), eps=1e-5),
+    ),
+    case(
+        "weight_norm of a zero weight",
+        "1 of 2 elements, flat indices [1]",
+        bad=lambda: torch._weight_norm(torch.tensor([[1.0, 2.0], [0.0, 0.0]], requires_grad=True), torch.ones(2, 1)),
+        healthy=lambda: torch._weight_norm(torch.ones(2, 2, requires_grad=True), torch.zeros(2, 1)),
     ),
     case(
         "RMSNorm with eps=0",

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from nanscan.origin.dispatch import OpMode, scan_bad, unseen
 from nanscan.origin.frames import source_of
-from nanscan.origin.judge import Call, Finding, Judge
+from nanscan.origin.judge import Call, Finding, Judge, Run
 from nanscan.origin.node import NodeRun, node_origin, saved_of
+from nanscan.origin.ops import kind_of
 from nanscan.origin.ranges import bad_counts, range_of
 from nanscan.origin.record import Origin
 from nanscan.origin.torch_private import enter, is_current, is_on_stack, leave, plain, replace_backward, sequence_nr
@@ -35,6 +36,8 @@ _MOVERS = frozenset({
     "SelectBackward0", "SliceBackward0", "CatBackward0", "StackBackward0", "DetachBackward0",
 })
 # fmt: on
+# Under these names a node saves what its forward took, as against what it made.
+_INPUTS = frozenset({"self", "other", "input", "weight", "mat1", "mat2", "batch1", "batch2", "target", "vec"})
 _moves: dict[type, bool] = {}
 
 
@@ -91,7 +94,12 @@ class GraphWatch:
         tensors = [t for t in roots if isinstance(t, Tensor)]
         bad = scan_bad(tensors)
         if bad:
-            for finding in [f for t in tensors for f in self.judge.made(t) if not f.is_origin]:
+            for finding in [
+                f
+                for t in tensors
+                for f in self.judge.made(t)
+                if not (f.is_origin or f.mask or (f.outside and t.numel() > 1))
+            ]:
                 self.judge.blame(finding, "backward() was called on it")
             losses = [t for t in tensors if id(t) in bad and t.numel() == 1]
             with unseen():
@@ -105,7 +113,8 @@ class GraphWatch:
         """An Inf loss that no op made out of finite numbers: an Inf that was written on purpose has reached it."""
         call = None if loss.grad_fn is None else self._call(loss.grad_fn)
         if call is not None and not any(f.is_origin for f in self.judge.findings):
-            self.judge.add(loss_of_mask(call, loss.detach(), self.judge.modules))
+            given = [f.origin for f in self.judge.made(loss) if f.outside]
+            self.judge.add(loss_of_mask(call, loss.detach(), self.judge.modules, given))
 
     def _watch(self, roots: Sequence[Any], handles: list[Any]) -> None:
         """Put hooks on all nodes that the roots lead to."""
@@ -228,8 +237,10 @@ class GraphWatch:
         if forward is not None and not forward.thrown_away:
             self._blame([forward], f"the backward of it ({run.node.name()}) then made {_word(kind)} gradients")
             return
+        self._given(run)
+        masks = "Rnn" not in run.node.name()  # whose gates are finite where its input is not
         saved = [f for t in run.saved.values() if isinstance(t, Tensor) for f in self.judge.made(t)]
-        harmed = [f for f in saved if not f.thrown_away]
+        harmed = [f for f in saved if not (f.thrown_away or (f.mask and masks))]
         if harmed:
             self._blame(harmed, f"{run.node.name()} then made {_word(kind)} gradients of it")
             return
@@ -239,6 +250,15 @@ class GraphWatch:
         finding = self._add(node_origin(run, kind, self.judge.modules, note))
         if kind == "inf" and self._first is None:
             self._first = finding
+
+    def _given(self, run: NodeRun) -> None:
+        """An Inf that came in from outside, was saved for backward, and that forward had made something finite of."""
+        if run.call is None:
+            return
+        inputs = [run.saved[name] for name in _INPUTS & run.saved.keys()]
+        given = [t for t in inputs if isinstance(t, Tensor) and self.judge.is_new_inf(t)]
+        for tensor in given:
+            self.judge.given(Run(run.call, kind_of(run.call.func), tuple(given), {}, (), -1), tensor)
 
     def _blame(self, findings: list[Finding], note: str) -> None:
         """An Inf that forward made out of finite numbers has come back as a bad gradient: it counts at once."""

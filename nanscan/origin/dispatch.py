@@ -78,7 +78,10 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if kind is None:
             kind = _kinds[func] = kind_of(func)
         if kind.skip or self.paused:
-            return func(*args, **kwargs) if kwargs else func(*args)
+            out = func(*args, **kwargs) if kwargs else func(*args)
+            if kind.unwritten and not self.paused:
+                self._unwritten(func, out, _getframe(1))
+            return out
         if kind.writes or kind.writes_named or kind.statistics:
             return self._writing(kind, func, args, kwargs or {}, _getframe(1))
         out = func(*args, **kwargs) if kwargs else func(*args)
@@ -111,6 +114,11 @@ class OpMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._runs.append(run._replace(outputs=tensors))
         self._outputs += tensors
         self._bytes += sum(t.nbytes if t.layout is torch.strided else 0 for t in tensors)
+
+    def _unwritten(self, func: Any, out: Any, frame: Any) -> None:
+        """Memory that holds whatever was there: of interest if an op reads a NaN in it."""
+        stack = self.modules.stack
+        self.judge.unwritten(out, Call(func, place_of(frame), stack[-1] if stack else None))
 
     def _writing(self, kind: Kind, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], frame: Any) -> Any:
         """An op that overwrites memory: what waits is scanned first, together with what is about to be lost."""

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from nanscan.origin.frames import Place
 from nanscan.origin.modules import ModuleStack, storage_key
-from nanscan.origin.ops import Kind, drops_values, ends_in_inf, fills_with_inf, tensors_in
-from nanscan.origin.ranges import Counts, bad_counts
+from nanscan.origin.ops import Kind, drops_values, ends_in_inf, fills_with_inf, never_masks, tensors_in
+from nanscan.origin.ranges import Counts, bad_counts, has_plus_inf
 from nanscan.origin.record import Origin
 from nanscan.origin.torch_private import WeakStorage
 from nanscan.origin.writing import forward_origin, input_origin
@@ -59,6 +59,8 @@ class Finding:
         consumed: an op took it and gave something finite.
         dropped: an op chose other elements (`where`), and no other op has consumed it.
         escaped: an op that does not choose consumed it.
+        outside: an Inf that came in from outside: it counts where it does harm, never for being left as a result.
+        mask: such a one that is -Inf only, and may be a mask: it counts where no mask has any business.
     """
 
     origin: Origin
@@ -68,6 +70,8 @@ class Finding:
     consumed: bool = False
     dropped: bool = False
     escaped: bool = False
+    outside: bool = False
+    mask: bool = False
 
     @property
     def thrown_away(self) -> bool:
@@ -88,11 +92,12 @@ class Judge:
     findings: list[Finding] = field(default_factory=list)
     _holders: dict[int, tuple[Any, list[Finding]]] = field(default_factory=dict)
     _outside: dict[int, Finding] = field(default_factory=dict)
+    _unwritten: dict[int, tuple[Any, Call]] = field(default_factory=dict)
 
     @property
     def watching(self) -> bool:
         """True if it matters what later ops do with what was found."""
-        return bool(self.findings)
+        return any(not finding.mask for finding in self.findings)
 
     def origins(self) -> list[Origin]:
         """Those that count, first in time first."""
@@ -111,6 +116,7 @@ class Judge:
 
     def _judge(self, run: Run, position: int, output: Tensor, counts: Counts) -> None:
         inputs = self._bad_inputs(run)
+        self._inf_from_outside(run, inputs)
         sources = [f for tensor, _ in inputs for f in self.made(tensor)]
         nan_in = any(c[0] for _, c in inputs)
         made: list[Finding] = []
@@ -118,19 +124,18 @@ class Judge:
             made = self._new_nan(run, position, sources)
         elif not counts[0] and _makes_inf(run, inputs, nan_in):
             made = [self._add(forward_origin(run, position, "inf", self.modules), False, run.sequence)]
-        elif nan_in and not sources:
+        elif nan_in and not any(f.origin.kind == "nan" for f in sources):
             made = self._from_outside(run, inputs)
         else:
             for finding in sources:
                 finding.counts = finding.counts or (counts[0] > 0 and finding.origin.kind == "nan")
-            self._parameters(run, inputs)
         self._hold(output, made or sources)
 
     def _new_nan(self, run: Run, position: int, sources: list[Finding]) -> list[Finding]:
         """An op made NaN; if of an Inf that an earlier op had made out of finite numbers, that one comes first."""
         origin = forward_origin(run, position, "nan", self.modules)
         for finding in sources:
-            if not finding.counts and finding.origin.kind == "inf":
+            if not finding.counts and finding.origin.kind == "inf" and not finding.mask:
                 self.blame(finding, f"{origin.op} then made NaN of it{_at(origin)}")
         return [self._add(origin, True, run.sequence)]
 
@@ -142,18 +147,38 @@ class Judge:
         if known is not None:
             known.counts = known.counts or not only_asked
             return [known]
-        finding = self._add(input_origin(run, tensor, "nan", self.modules), not only_asked)
+        _, maker = self._unwritten.get(key, (None, None)) if key is not None else (None, None)
+        finding = self._add(input_origin(run, tensor, "nan", self.modules, maker), not only_asked)
         if key is not None:
             self._outside[key] = finding
         return [finding]
 
-    def _parameters(self, run: Run, inputs: list[tuple[Tensor, Counts]]) -> None:
-        """A weight that is Inf is no mask."""
-        for tensor, counts in inputs:
-            named = self.modules.tensor_name(tensor) if counts[1] and not self.made(tensor) else None
-            key = storage_key(tensor)
-            if named is not None and named[0] == "parameter" and key is not None and key not in self._outside:
-                self._outside[key] = self._add(input_origin(run, tensor, "inf", self.modules), True)
+    def _inf_from_outside(self, run: Run, inputs: list[tuple[Tensor, Counts]]) -> None:
+        """An Inf that no traced op made. A weight that is Inf is no mask, nor is what is multiplied as a matrix."""
+        unmasked = {id(tensor) for tensor in never_masks(run.call.func, run.args)}
+        for tensor, _ in inputs:
+            if self.is_new_inf(tensor):
+                self.given(run, tensor)
+            for finding in self.made(tensor) if id(tensor) in unmasked else ():
+                finding.counts = finding.counts or finding.outside
+
+    def is_new_inf(self, tensor: Tensor) -> bool:
+        """True for a tensor (not a single number) with an Inf that no traced op made and that was not seen before."""
+        if tensor.numel() <= 1 or self._known(tensor):
+            return False
+        counts = bad_counts(tensor)
+        return counts[1] > 0 and counts[0] == 0
+
+    def given(self, run: Run, tensor: Tensor) -> Finding:
+        """A tensor that was Inf before any traced op: a finding that does not count yet, unless it is a parameter."""
+        named = self.modules.tensor_name(tensor)
+        finding = self._add(
+            input_origin(run, tensor, "inf", self.modules), named is not None and named[0] == "parameter"
+        )
+        finding.outside = True
+        finding.mask = not finding.counts and not has_plus_inf(tensor)
+        self._hold(tensor, [finding])
+        return finding
 
     def _bad_inputs(self, run: Run) -> list[tuple[Tensor, Counts]]:
         before = {id(tensor): None if run.kind.fresh else counts for tensor, counts, _ in run.before}
@@ -182,9 +207,19 @@ class Judge:
         entry = None if key is None else self._holders.get(key)
         return [] if entry is None else entry[1]
 
+    def unwritten(self, tensor: Tensor, call: Call) -> None:
+        """A call gave memory that nobody has written to."""
+        key = storage_key(tensor)
+        if key is not None:
+            self._unwritten[key] = (WeakStorage(tensor.untyped_storage()), call)
+
+    def _known(self, tensor: Tensor) -> bool:
+        """True for memory in which a NaN or Inf was seen before: an op's output, or what came in from outside."""
+        return storage_key(tensor) in self._holders
+
     def _hold(self, tensor: Tensor, findings: list[Finding]) -> None:
         key = storage_key(tensor)
-        if key is not None and findings:
+        if key is not None:
             have = self._holders.get(key)
             known = [] if have is None else have[1]
             merged = [*known, *(f for f in findings if f not in known)]
@@ -194,11 +229,12 @@ class Judge:
     def settle(self) -> None:
         """At the end: an Inf that no op has turned into something finite is a result, and counts."""
         for finding in self.findings:
-            finding.counts = finding.counts or not finding.consumed
+            finding.counts = finding.counts or not (finding.consumed or finding.outside)
 
     def forget(self) -> None:
         """Let go of all memory."""
         self._holders.clear()
+        self._unwritten.clear()
 
     # ---- the list ----------------------------------------------------------------------------------------------------
 

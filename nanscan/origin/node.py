@@ -10,7 +10,7 @@ from torch import Tensor
 from nanscan.origin.frames import Place
 from nanscan.origin.judge import Call
 from nanscan.origin.modules import ModuleStack
-from nanscan.origin.ranges import bad_counts, element_at, first_bad_of, range_of
+from nanscan.origin.ranges import bad_counts, element_at, first_of_kind, range_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
 from nanscan.origin.torch_private import plain
 from nanscan.origin.writing import hint_of, source_and_note
@@ -56,7 +56,7 @@ def node_origin(run: NodeRun, kind: str, modules: ModuleStack, note: str | None 
     """The origin for a node whose gradient number `position` is bad."""
     bad = run.made[run.position]
     assert bad is not None
-    index = first_bad_of(bad) or ()
+    index = first_of_kind(bad, kind) or ()
     source, inner = source_and_note(run.call.place) if run.call is not None else source_and_note(_NOWHERE)
     zero = any(g is not None and element_at(g, bad.shape, index) == 0.0 for g in run.incoming) and kind == "nan"
     module = None if run.call is None else run.call.module

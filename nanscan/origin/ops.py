@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Kind", "aten_name", "drops_values", "ends_in_inf", "fills_with_inf", "kind_of", "tensors_in"]
+__all__ = ["Kind", "aten_name", "drops_values", "ends_in_inf", "fills_with_inf", "kind_of", "never_masks", "tensors_in"]
 
 # fmt: off
 _FACTORIES = frozenset({
@@ -21,6 +21,7 @@ _FACTORIES = frozenset({
     "hann_window", "hamming_window", "kaiser_window",
 })
 # fmt: on
+_UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 # fmt: off
 _RANDOM_FILLS = frozenset({
     "zero_", "normal_", "uniform_", "bernoulli_", "exponential_", "geometric_", "cauchy_", "log_normal_",
@@ -40,6 +41,17 @@ _FIRST_ONLY_NAMES = frozenset({
 _TRAINING = 5  # position of the flag of a batch norm
 _STATISTICS = {"native_batch_norm": (3, 4), "cudnn_batch_norm": (3, 4), "miopen_batch_norm": (3, 4)}
 _PICKS = frozenset({"nll_loss_forward", "nll_loss2d_forward", "nll_loss", "nll_loss2d"})
+# What these take is data or weights: an Inf in it is no mask. The first argument of some is added to the product.
+# fmt: off
+_NO_MASK = frozenset({
+    "mm", "bmm", "addmm", "baddbmm", "addmv", "addbmm", "mv", "dot", "vdot", "linear", "convolution", "_convolution",
+    "mkldnn_rnn_layer", "_cudnn_rnn", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell",
+    "native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm", "native_layer_norm", "native_group_norm",
+    "_fused_rms_norm", "mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
+    "binary_cross_entropy_with_logits", "std", "var", "std_mean", "var_mean",
+})
+# fmt: on
+_SUMMANDS = frozenset({"addmm", "baddbmm", "addmv", "addbmm"})
 _DROPS = frozenset({"where", "masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"})
 
 
@@ -55,6 +67,7 @@ class Kind(NamedTuple):
         random: what it writes is finite whatever was there.
         pointwise: each output element depends on the input elements at its place only.
         statistics: positions of running statistics that it updates without saying so in its schema.
+        unwritten: it gives memory that holds whatever was there before.
     """
 
     skip: bool = False
@@ -65,6 +78,7 @@ class Kind(NamedTuple):
     random: bool = False
     pointwise: bool = False
     statistics: tuple[int, ...] = ()
+    unwritten: bool = False
 
     def written(self, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> list[Tensor]:
         """The tensors that this call writes to."""
@@ -86,7 +100,7 @@ def kind_of(func: Any) -> Kind:
     writes = tuple(i for i, a in enumerate(schema.arguments) if _written(a) and not a.kwarg_only)
     named = tuple(a.name for a in schema.arguments if _written(a))
     if not (writes or named) and (name in _FACTORIES or not _makes_tensors(schema)):
-        return Kind(skip=True)
+        return Kind(skip=True, unwritten=name in _UNWRITTEN)
     return Kind(
         first=name in _FIRST_ONLY_NAMES or name.startswith(_FIRST_ONLY),
         writes=writes,
@@ -124,6 +138,14 @@ def fills_with_inf(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 def ends_in_inf(func: Any) -> bool:
     """True if an Inf that comes out is bad whatever went in: a loss that picked a class that was masked with -inf."""
     return func._schema.name.rpartition("::")[2] in _PICKS
+
+
+def never_masks(func: Any, args: Sequence[Any]) -> list[Tensor]:
+    """The tensors in which an Inf is no mask: factors of a matrix product, what a layer normalises, targets."""
+    name = func._schema.name.rpartition("::")[2]
+    if name not in _NO_MASK:
+        return []
+    return list(tensors_in(args[1:] if name in _SUMMANDS else args))
 
 
 def drops_values(func: Any) -> bool:

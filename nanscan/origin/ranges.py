@@ -14,7 +14,16 @@ from nanscan.engine.tensors import full_index, full_shape
 from nanscan.names import dtype_name
 from nanscan.origin.record import TensorRange
 
-__all__ = ["Counts", "bad_counts", "element_at", "first_bad_of", "range_of", "shape_of"]
+__all__ = [
+    "Counts",
+    "bad_counts",
+    "element_at",
+    "first_bad_of",
+    "first_of_kind",
+    "has_plus_inf",
+    "range_of",
+    "shape_of",
+]
 
 Counts = tuple[int, int]
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
@@ -31,6 +40,14 @@ def bad_counts(tensor: Tensor) -> Counts:
     return scan.nan_count, scan.inf_count
 
 
+def has_plus_inf(tensor: Tensor) -> bool:
+    """True if an element is +Inf; complex ones, and those that can't be compared, have no sign and count as such."""
+    try:
+        return bool((tensor.detach() == torch.inf).any()) or tensor.is_complex()
+    except (RuntimeError, NotImplementedError):
+        return True
+
+
 def first_bad_of(tensor: Tensor) -> tuple[int, ...] | None:
     """Index of the first NaN or Inf, None if there is none."""
     try:
@@ -38,6 +55,17 @@ def first_bad_of(tensor: Tensor) -> tuple[int, ...] | None:
     except BadInput:
         return None
     return full_index(tensor, rows[0].first_bad) if rows else None
+
+
+def first_of_kind(tensor: Tensor, kind: str) -> tuple[int, ...] | None:
+    """Index of the first NaN where `kind` is `"nan"` and it can be told apart, else of the first bad element."""
+    first = first_bad_of(tensor)
+    if kind != "nan" or first is None or tensor.layout is not torch.strided or is_dtensor(tensor) or tensor.is_nested:
+        return first
+    if tensor.dtype.itemsize > 1 and bool(tensor[first].isinf()):
+        places = tensor.isnan().nonzero()
+        return tuple(places[0].tolist()) if len(places) else first
+    return first
 
 
 def element_at(tensor: Tensor, shape: Sequence[int], index: Sequence[int]) -> float | str | None:

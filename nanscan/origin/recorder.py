@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from nanscan.names import unwrapped
 from nanscan.origin.between import LossTrace
+from nanscan.origin.dispatch import unseen
 from nanscan.origin.frames import Place, place_of, source_of
 from nanscan.origin.loss import loss_nodes, loss_origin
 from nanscan.origin.ops import tensors_in
@@ -152,6 +153,7 @@ class Recorder:
                 generator.set_state(state)
             with torch.set_grad_enabled(call.grad_enabled), _autocast_as(call.autocast):
                 outputs = list(_outputs(model(*call.args, **call.kwargs)))
+                _read_nan(outputs)
             pairs = [(outputs[i], g) for i, g in call.gradients.items() if i < len(outputs) and _finite(g)]
             if pairs:
                 torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
@@ -195,6 +197,15 @@ def _outputs(output: Any) -> Iterator[Tensor]:
             yield from _outputs(item)
     elif hasattr(output, "__dataclass_fields__"):
         yield from tensors_in([getattr(output, name) for name in output.__dataclass_fields__])
+
+
+def _read_nan(outputs: list[Tensor]) -> None:
+    """Have an op read what is NaN: where no traced op made it (numpy, a kernel of its own), only a reader tells."""
+    for output in outputs:
+        with unseen():
+            nan = bad_counts(output)[0] > 0
+        if nan:
+            output.clone()
 
 
 def _versions(call: Recorded) -> list[int]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from nanscan.origin.frames import INTERNAL, Place, Source, owner_of, source_of
 from nanscan.origin.modules import ModuleStack, storage_key
 from nanscan.origin.ops import aten_name, tensors_in
-from nanscan.origin.ranges import bad_counts, first_bad_of, range_of, shape_of
+from nanscan.origin.ranges import bad_counts, first_bad_of, first_of_kind, range_of, shape_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> 
     """The origin for a forward op whose output number `position` is bad."""
     outputs = tuple(tensors_in(run.outputs if isinstance(run.outputs, (list, tuple)) else (run.outputs,)))
     output = outputs[position].detach()
-    index = first_bad_of(output) or ()
+    index = first_of_kind(output, kind) or ()
     source, note = source_and_note(run.call.place)
     op = aten_name(run.call.func)
     inputs = tuple(_as_it_was(run, tensor) for tensor in run.inputs())
@@ -60,15 +60,16 @@ def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> 
         line=source.line,
         code=source.code,
         inputs=ranges,
-        outputs=_output_ranges(outputs, output, modules),
+        outputs=_output_ranges(outputs, output, index, modules),
         name=None if parameter is None else parameter[1],
         note=note,
         hint=hint_of(event),
     )
 
 
-def _output_ranges(outputs: Sequence[Tensor], bad: Tensor, modules: ModuleStack) -> tuple[TensorRange, ...]:
-    index = first_bad_of(bad)
+def _output_ranges(
+    outputs: Sequence[Tensor], bad: Tensor, index: tuple[int, ...], modules: ModuleStack
+) -> tuple[TensorRange, ...]:
     if len(outputs) == 1:
         return (range_of("output", bad, shape_of(bad), index),)
     return tuple(
@@ -101,22 +102,30 @@ def _input_name(run: Run, position: int, tensor: Tensor, modules: ModuleStack) -
     return f"input {position}"
 
 
-def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack) -> Origin:
-    """The origin for a tensor that was bad before any traced op touched it."""
+def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack, maker: Call | None = None) -> Origin:
+    """The origin for a tensor that was bad before any traced op touched it.
+
+    `maker` is the call that gave its memory, where nobody wrote to it: then it is that call's doing.
+    """
     named = modules.tensor_name(tensor)
-    source, note = source_and_note(run.call.place)
+    call = run.call if maker is None else maker
+    source, note = source_and_note(call.place)
+    custom = _custom_function(tensor)
     what = "input" if named is None else "parameter"
+    what = aten_name(call.func) if maker is not None and named is None else custom if custom is not None else what
     name, value = (named[1], tensor) if named is not None else _outside_name(run, tensor, modules)
+    if custom is not None and " of aten." in name:
+        name = f"output of {custom}"
     if named is not None and named[0] == "buffer":
         note = _both("it is a buffer", note)
     event = OpEvent(
-        op=what,
+        op=what if custom is None else "autograd.Function",
         phase="forward",
         kind=kind,
         outputs=(value.detach(),),
         first_bad=first_bad_of(value) or (),
-        module=modules.path(run.call.module),
-        module_type=None if run.call.module is None else type(run.call.module).__name__,
+        module=modules.path(call.module),
+        module_type=None if call.module is None else type(call.module).__name__,
         code=source.code,
     )
     return Origin(
@@ -134,9 +143,20 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack) -> O
     )
 
 
-def loss_of_mask(call: Call, loss: Tensor, modules: ModuleStack) -> Origin:
-    """The origin for a loss that is Inf although every op that made an Inf was given one: the op that gave the loss."""
+def _custom_function(tensor: Tensor) -> str | None:
+    """The class of the user's `autograd.Function` that made a tensor, None where an op of PyTorch's did."""
+    made = getattr(type(tensor.grad_fn), "_forward_cls", None)
+    return None if made is None else str(made.__name__)
+
+
+def loss_of_mask(call: Call, loss: Tensor, modules: ModuleStack, given: Sequence[Origin]) -> Origin:
+    """The origin for a loss that is Inf although every op that made an Inf was given one: the op that gave the loss.
+
+    `given` are the tensors that were -Inf when they came in: masks, or bad data.
+    """
     source, inner = source_and_note(call.place)
+    if given:
+        inner = _both(f"-Inf came in with {', '.join(str(o.name) for o in given)}", inner)
     note = "no op made it out of finite numbers: an Inf that was written on purpose (a mask) reached the loss"
     return Origin(
         kind="inf",

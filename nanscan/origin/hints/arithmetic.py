@@ -229,7 +229,8 @@ ROWS = (
         "0 * log 0",
         names("mul"),
         "p * log(p) is 0 * -inf where a probability is 0; nan_to_num mends the value but not the gradient",
-        "Use torch.special.entr(p) for -p*log(p) or torch.special.xlogy(p, q) for p*log(q)",
+        "Use torch.special.entr(p) for -p*log(p) or torch.special.xlogy(p, q) for p*log(q); their gradient at p = 0 is "
+        "infinite too, so where it is needed mask logits with -1e4 instead of -inf, or clamp p",
         _zero_times_log,
     ),
     Row(

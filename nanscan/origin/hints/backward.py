@@ -93,6 +93,14 @@ def _hypot(view: View) -> str | None:
     return f"the gradient of hypot(0, 0){view.where} is 0/0"
 
 
+def _entropy(view: View) -> str | None:
+    values = [view.saved("self"), view.saved("other") if view.name == "XlogyBackward" else 0.0]
+    if values != [0.0, 0.0]:
+        return None
+    name = "entr" if view.name == "SpecialEntrBackward" else "xlogy"
+    return f"{name} of a probability of 0{view.aside} is 0, and its gradient is infinite"
+
+
 def _exp(view: View) -> str | None:
     result, gradient = view.saved("result"), view.gradient
     if result is None or gradient is None or not math.isfinite(result) or view.nan:
@@ -151,6 +159,13 @@ ROWS = (
         "the gradient of hypot(0, 0) is 0/0",
         "Add an eps (torch.sqrt(x * x + y * y + 1e-12)), or torch.abs(torch.complex(x, y)), whose gradient there is 0",
         _hypot,
+    ),
+    Row(
+        "entr or xlogy at 0",
+        names("SpecialEntrBackward XlogyBackward"),
+        "the value 0 * log(0) = 0 is right, the gradient -log(0) - 1 is infinite: an action masked with -inf",
+        "For -p*log(p) mask the logits with -1e4 instead of -inf and write -(p * logits.log_softmax(-1)), or clamp p",
+        _entropy,
     ),
     Row(
         "gradient of a division by a tiny number",

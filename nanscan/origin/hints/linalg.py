@@ -49,6 +49,20 @@ def _singular_r(view: View) -> str | None:
     return f"the matrix of shape {list(r.shape)} has no full rank (R has a 0 on its diagonal)"
 
 
+def _zero_diagonal(view: View) -> str | None:
+    factor = view.event.saved.get("L")
+    if not isinstance(factor, Tensor) or float(factor.diagonal(dim1=-2, dim2=-1).abs().min()) != 0:
+        return None
+    return f"the matrix of shape {list(factor.shape)} is only semi-definite: its factor has a 0 on the diagonal"
+
+
+def _exponential(view: View) -> str | None:
+    matrix = view.operand(0)
+    if not isinstance(matrix, Tensor) or not bool(matrix.isfinite().all()):
+        return None
+    return f"the exponential of a matrix with entries up to {short(float(matrix.abs().max()))} overflows {view.dtype}"
+
+
 def _singular(view: View) -> str | None:
     matrix = view.operand(0)
     if not isinstance(matrix, Tensor) or not bool(matrix.isfinite().all()):
@@ -79,6 +93,20 @@ ROWS = (
         "the gradient solves with R, which is singular",
         "Add a small multiple of the identity to the matrix, or orthogonalise with torch.nn.utils.parametrizations",
         _singular_r,
+    ),
+    Row(
+        "cholesky of a semi-definite matrix",
+        names("LinalgCholeskyExBackward"),
+        "the gradient divides by the diagonal of the factor; a covariance of too few or constant samples",
+        "Add a small multiple of the identity before the factorisation (A + 1e-6 * torch.eye(n))",
+        _zero_diagonal,
+    ),
+    Row(
+        "matrix exponential overflow",
+        names("linalg_matrix_exp"),
+        "matrix_exp grows like exp of the largest eigenvalue, which ends at 88.7 in float32",
+        "Scale the matrix down, or bound its entries (tanh) before the exponential",
+        _exponential,
     ),
     Row(
         "singular matrix",

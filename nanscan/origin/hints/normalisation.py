@@ -62,6 +62,25 @@ def _constant(view: View) -> str | None:
     return f"eps={short(eps)} and an input {list(values.shape)} that is constant within a group{view.where} give 0/0"
 
 
+def _half_deviation(view: View) -> str | None:
+    """What forward saved: 1 / sqrt(var + eps), in the dtype of the input."""
+    inverse = view.event.saved.get("result2")
+    if not isinstance(inverse, torch.Tensor) or not bool(inverse.isinf().any()):
+        return None
+    dtype = str(inverse.dtype).removeprefix("torch.")
+    largest = short(float(torch.finfo(inverse.dtype).max))
+    return f"1 / sqrt(var + eps) is beyond {largest} in {dtype} for a group that is constant{view.aside}"
+
+
+def _weight_norm(view: View) -> str | None:
+    weight, dim = view.operand(0), view.setting(2, "dim", 0)
+    if not isinstance(weight, torch.Tensor):
+        return None
+    rows = weight.movedim(dim, 0).reshape(weight.shape[dim], -1)
+    zero = (rows == 0).all(1)
+    return f"weight_norm of a direction that is all 0: {places(zero)}" if bool(zero.any()) else None
+
+
 def _rms(view: View) -> str | None:
     if view.event.module_type not in ("RMSNorm", "LayerNorm", "LlamaRMSNorm", "T5LayerNorm") or view.value(0) != 0.0:
         return None
@@ -96,6 +115,20 @@ ROWS = (
         "a norm layer with eps=0 (or one that the dtype rounds to 0) divides a constant input by its variance of 0",
         "Give the layer eps=1e-5",
         _constant,
+    ),
+    Row(
+        "norm layer with an eps too small for float16",
+        names("NativeLayerNormBackward NativeGroupNormBackward"),
+        "1 / sqrt(eps) of a constant group is beyond 65504 for an eps below 2.4e-10: fine in forward, NaN in backward",
+        "Give the layer eps=1e-5, or compute it in float32",
+        _half_deviation,
+    ),
+    Row(
+        "weight_norm of a zero weight",
+        names("_weight_norm_interface weight_norm_interface"),
+        "g * v / |v| is 0/0 where a row of v is 0: a layer that was set to 0 before or after weight_norm",
+        "Initialise the weight with anything but 0; to start at 0 set the gain g (original0) to 0",
+        _weight_norm,
     ),
     Row(
         "RMSNorm with eps=0",

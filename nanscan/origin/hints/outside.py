@@ -33,6 +33,14 @@ def _logdet(view: View) -> str | None:
     return "logdet gives NaN where the determinant is negative"
 
 
+def _never_written(view: View) -> str | None:
+    return f"memory that nobody wrote to was read ({_bad_elements(view)}), and it holds whatever was there before"
+
+
+def _custom(view: View) -> str | None:
+    return f"a custom autograd.Function made NaN by other means than PyTorch's ops ({_bad_elements(view)})"
+
+
 def _parameter(view: View) -> str | None:
     word = "NaN" if view.nan else "Inf"
     return f"the parameter or buffer held {word} before this pass ({_bad_elements(view)})"
@@ -66,6 +74,20 @@ ROWS = (
         "the batch brings a NaN or Inf with it; a mask does not take it away, since 0 * NaN is NaN",
         "nanscan.check_batch names the sample and the field; look at the data and its preprocessing (0/0 of constants)",
         _input,
+    ),
+    Row(
+        "memory that was never written",
+        names("empty empty_like empty_strided empty_permuted new_empty new_empty_strided"),
+        "torch.empty holds whatever was in memory before, at times a NaN",
+        "Use torch.zeros, or write all of it before it is read",
+        _never_written,
+    ),
+    Row(
+        "custom function beyond PyTorch",
+        names("Function"),
+        "the forward of a custom autograd.Function calls numpy, C++ or a kernel of its own, whose ops no trace sees",
+        "Check what goes in and comes out of its forward: log of 0, a division by 0, memory that is not written",
+        _custom,
     ),
     Row(
         "bad parameter or buffer",

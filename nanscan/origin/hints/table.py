@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from nanscan.origin.hints import (
     arithmetic,
     attention,
@@ -65,7 +67,17 @@ def hint_for(event: OpEvent) -> str | None:
         text = row.text(view)
         if text is not None:
             return text
-    return None
+    return _unseen(view) if event.phase == "backward" and event.outputs else None
+
+
+def _unseen(view: View) -> str | None:
+    """The usual cause of a node, where what its forward had saved is gone: a checkpoint gives it once, to the node."""
+    row, saved = next((row for row in ROWS if view.name in row.ops), None), view.event.saved
+    exponent = saved.get("exponent")
+    told = isinstance(exponent, (int, float)) and exponent >= 1
+    if row is None or told or any(isinstance(value, Tensor) for value in saved.values()):
+        return None
+    return f"probably {row.name}{view.where} ({row.cause}; a checkpoint does not keep the values to tell). {row.cure}."
 
 
 def hint_table() -> list[tuple[str, str, str]]:
