@@ -63,7 +63,7 @@ class DeferredSteps(ClipStep):
         if self._defer_plan[0] is not labels:
             if self.notice_shards():
                 return False
-            device = one_device(inner.param_groups)
+            device, labels = one_device(inner.param_groups), self._names.renewed(inner.param_groups)
             self._defer_plan = (labels, device is not None and (device.type == "cuda" or self._deferred is True))
         return self._defer_plan[1] and takes_scale(inner) and not has_step_hooks(inner) and ready_to_skip(inner)
 

@@ -47,15 +47,31 @@ class Names:
         return self.refresh(signature, groups)
 
     def refresh(self, signature: int, groups: Sequence[dict[str, Any]]) -> list[Label]:
-        """As `labels`, after a look at every parameter."""
+        """As `labels`, after a look at every parameter; where the signature is new, also at its shape and dtype."""
         params = [p for group in groups for p in group["params"]]
-        if len(params) != len(self._params) or any(a is not b for a, b in zip(params, self._params, strict=True)):
+        same = len(params) == len(self._params) and all(a is b for a, b in zip(params, self._params, strict=True))
+        if not same or (signature != self.signature and self._look_otherwise(params)):
             self.latest = self._build(groups)
             if any(is_lazy(param) for param in params):  # it gets its shape in the first forward pass
                 return self.latest
             self._params = params
         self.signature = signature
         return self.latest
+
+    def renewed(self, groups: Sequence[dict[str, Any]]) -> list[Label]:
+        """The labels as the parameters look now: `model.to(...)` changes their dtype or device, and they stay the same.
+
+        It looks at every parameter, so it is for the few steps that are described.
+        """
+        signature, self.signature = self.signature, -1
+        return self.refresh(signature, groups)
+
+    def _look_otherwise(self, params: Sequence[Tensor]) -> bool:
+        grads = (p if p.grad is None else p.grad for p in params)
+        return any(
+            (label.shape, label.dtype, label.device) != (_shape(g), dtype_name(g.dtype), str(g.device))
+            for g, label in zip(grads, self.latest, strict=True)
+        )
 
     def known(self, groups: Sequence[dict[str, Any]]) -> list[tuple[str, ...]]:
         """The names by position, to be kept where the model can't be."""

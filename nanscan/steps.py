@@ -125,7 +125,7 @@ class GuardedSteps(DeferredSteps):
         if not 0.0 < scan.norm <= self._norm_bound or scan.inf_norm > self._value_bound:  # NaN is not within bounds
             self._step_losses = self._reported_losses = []  # those of an earlier step
             if not (self._only_clips and self.scaled_step is None and 0.0 < scan.norm < math.inf):
-                return self._judge(scan, labels, kwargs)
+                return self._judge(scan, labels if scan.finite else names.renewed(inner.param_groups), kwargs)
             factor = self.scale_and_clip(scan)
         result = self.inner_step(kwargs) if factor != 1.0 else inner.step(**kwargs) if kwargs else inner.step()
         self._last = healthy = Healthy(scan, labels, self._steps, time.time(), factor)
@@ -257,7 +257,7 @@ class GuardedSteps(DeferredSteps):
                 self._agreement.give_up(self._params(), self._steps)
             raise (self._explained(error) if isinstance(error, BadInput) else error) from None
         self._step_losses = self._reported_losses = losses
-        labels = self._names.labels(scan.signature, groups)
+        labels = self._names.labels(scan.signature, groups) if scan.finite else self._names.renewed(groups)
         return scan, Joined(labels, loss_labels(losses)) if losses else labels
 
     def report(self, scan: EngineScan, labels: Sequence[Label], **known: Any) -> StepReport:

@@ -96,3 +96,33 @@ def test_parameters_that_have_no_shape_yet_are_named_with_the_one_they_get():
     with pytest.raises(nanscan.NonFiniteError, match=r"grad of '0.weight' has 6 NaN, 0 Inf of 6 \(first at \[0, 0\]\)"):
         optimizer.step()
     assert optimizer.last_report.bad[0].shape == (2, 3)
+
+
+@quiet
+def test_model_that_is_converted_after_wrap_is_described_as_it_is_then():
+    """`model.to(dtype)` gives the same parameters another dtype: reports said that of the time of `wrap`."""
+    model = nn.Linear(2, 1)
+    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    model.to(torch.bfloat16)
+    model(torch.ones(1, 2, dtype=torch.bfloat16)).sum().backward()
+    optimizer.step()
+    assert {row.dtype for row in optimizer.last_report.tensors} == {"bfloat16"}
+    model.double()
+    optimizer.zero_grad()
+    model(torch.full((1, 2), NAN, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    assert optimizer.last_report.bad[0].dtype == "float64"
+
+
+@quiet
+def test_parameter_that_has_grown_is_described_in_its_new_shape():
+    model = nn.ModuleDict({"emb": nn.Embedding(2, 2)})
+    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    step(optimizer, model["emb"].weight, [[1.0, 1.0], [1.0, 1.0]])
+    model["emb"].weight.data = torch.zeros(3, 3)
+    grad = torch.zeros(3, 3)
+    grad[2, 1] = NAN
+    model["emb"].weight.grad = grad
+    optimizer.step()
+    row = optimizer.last_report.bad[0]
+    assert (row.shape, row.first_bad) == ((3, 3), (2, 1))
