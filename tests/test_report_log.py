@@ -216,6 +216,13 @@ ADVICE = {
         [step(0), skipped(1, "stem.bias", "head.bias")],
         "Most often bad: stem.bias, and others as often. The backward pass spreads",
     ),
+    "bad loss": (
+        [
+            step(0),
+            step(1, skipped=True, bad=[{"name": "head.bias", "kind": "grad"}, {"name": "loss", "kind": "loss"}]),
+        ],
+        "The loss itself was NaN or Inf each time: the forward pass made it",
+    ),
     "spike": ([step(0), step(1, spike={"what": "loss", "value": 9.0})], "Look at the batches of the spikes, step 1."),
     "weights": (
         [step(8), {"kind": "checkpoint", "step": 9, "path": "c/9.pt"}, step(9, parameters=[{"name": "w"}])],

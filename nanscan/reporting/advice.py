@@ -85,7 +85,15 @@ def _fault(log: Log, facts: dict[str, Any]) -> list[str]:
 
 
 def _find(log: Log, facts: dict[str, Any]) -> list[str]:
-    return [f"Find out what makes the NaN or Inf: {_way(log)}.{_worst(facts['offenders'])}"]
+    return [f"Find out what makes the NaN or Inf: {_way(log)}.{_bad_loss(log) or _worst(facts['offenders'])}"]
+
+
+def _bad_loss(log: Log) -> str:
+    """What it says that the loss was bad as well whenever something was."""
+    bad = [event for run in log.runs for event in run.events if event.names and event.kind != "weights"]
+    if not bad or not all(event.bad_loss for event in bad):
+        return ""
+    return " The loss itself was NaN or Inf each time: the forward pass made it, or it came in with the batch."
 
 
 def _worst(offenders: Sequence[dict[str, Any]]) -> str:

@@ -26,11 +26,12 @@ class Event:
         nan_count: in all tensors.
         inf_count: in all tensors.
         rows: what is said of each bad tensor (at most 8).
-        names: the names of all of them.
+        names: the names of all of them, a loss first: it is what a person looks for.
         total: how many there were.
         origin: where the first NaN or Inf was made, {} if unknown.
         lines: what else there is to say.
         spike: of what it is a spike, "" if it is none.
+        bad_loss: the loss itself was NaN or Inf.
     """
 
     row: int
@@ -45,6 +46,7 @@ class Event:
     origin: dict[str, Any]
     lines: list[str] = field(default_factory=list)
     spike: str = ""
+    bad_loss: bool = False
 
     @property
     def title(self) -> str:
@@ -67,6 +69,7 @@ def event_of(row: int, step: int, data: dict[str, Any]) -> Event | None:
         return None
     kind = "skip" if skipped else "weights" if weights else "bad" if bad or unwell else "spike"
     rows = [as_mapping(item) for item in [*bad, *weights, *as_list(data.get("buffers"))]]
+    rows.sort(key=lambda item: item.get("kind") != "loss")
     names = tuple(dict.fromkeys(as_text(item.get("name")) for item in rows))
     return Event(
         row=row,
@@ -81,6 +84,7 @@ def event_of(row: int, step: int, data: dict[str, Any]) -> Event | None:
         origin=_origin(data.get("origin")),
         lines=_more(data, spike),
         spike=as_text(spike.get("what") or "norm") if spike else "",
+        bad_loss=any(item.get("kind") == "loss" for item in rows),
     )
 
 

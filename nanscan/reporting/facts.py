@@ -63,6 +63,13 @@ def _named_norms(report: StepReport) -> Iterator[tuple[str, float]]:
 
 
 @functools.lru_cache(maxsize=8)
+def _program() -> str:
+    """The script; of `python -m package` the package, whose script is called `__main__.py`."""
+    script = sys.argv[0] if sys.argv else ""
+    folder, name = os.path.split(script)
+    return f"-m {os.path.basename(folder)}" if name == "__main__.py" and folder else name
+
+
 def _layers(names: tuple[str, ...]) -> list[str]:
     """The layer of each tensor, for all steps of an optimizer."""
     own = [layer_of(name) for name in names]
@@ -90,7 +97,7 @@ def run_facts(report: StepReport, settings: dict[str, Any]) -> dict[str, Any]:
         "devices": sorted({row.device for row in rows}),
         "gpus": _gpus(),
         "engine": settings.get("engine") or _engine(),
-        "program": os.path.basename(sys.argv[0]) if sys.argv else "",
+        "program": _program(),
         "process": os.getpid(),
         "settings": settings,
         "numel": report.numel,

@@ -167,7 +167,8 @@
 
   function lines() {
     const muted = css("--muted");
-    const label = (text, color) => ({ show: true, position: "insideEndTop", formatter: text, color, fontSize: 11 });
+    const label = (text, color) => ({ show: true, position: "insideEndTop", formatter: text, color, fontSize: 11,
+      textBorderColor: css("--bg"), textBorderWidth: 3 });
     const list = data.marks.rollback.slice(-200).map(([x]) => ({
       xAxis: x, lineStyle: { color: css("--rollback"), type: "dotted" }, label: { show: false } }));
     if (data.limit !== null && !data.series.clip_limit) {
