@@ -16,6 +16,7 @@ from nanscan.history import Healthy, Record
 from nanscan.losses import loss_labels, told_losses
 from nanscan.names import Joined
 from nanscan.report import StepReport
+from nanscan.scaling.judge import dead_scale
 from nanscan.scaling.scaled_step import ScaledStep
 
 if TYPE_CHECKING:
@@ -106,4 +107,6 @@ class DeferredSteps(ClipStep):
         if source.scaled is not None:
             source.scaled.explain(report)
             source.scale_note = report.scale_note
+        elif dead := dead_scale(source.loss_scale):
+            vars(report)["scale_note"] = source.scale_note = dead
         self.note_skip(report, scan.count, source.scale)

@@ -25,7 +25,9 @@ from nanscan.losses import as_loss, loss_labels, mean_loss
 from nanscan.names import Joined, Names
 from nanscan.policy import Action, Policy
 from nanscan.report import Label, StepReport
+from nanscan.scaling.judge import dead_scale
 from nanscan.scaling.scaled_step import ScaledStep
+from nanscan.scaling.torchs_scaler import note_nothing_to_check
 
 if TYPE_CHECKING:
     from nanscan.microbatches import Window
@@ -150,6 +152,8 @@ class GuardedSteps(DeferredSteps):
                 raise RuntimeError("a closure can't be used with a GradScaler: call scaler.step(optimizer) without one")
             return step_with_closure(self, closure, kwargs)
         scale, found_inf = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
+        if found_inf is not None and not isinstance(found_inf, Tensor):  # the sum of no flags
+            note_nothing_to_check()
         try:
             if self._can_defer():
                 return self._launch(kwargs, scale, found_inf)
@@ -212,6 +216,8 @@ class GuardedSteps(DeferredSteps):
         try:
             if self.scaled_step is not None:
                 self.scaled_step.explain(report)
+            elif (handed := self.__dict__.get("grad_scale")) is not None and (dead := dead_scale(float(handed))):
+                vars(report).update(loss_scale=float(handed), scale_note=dead)
             self.look_for_origin(report)
             action = self.decide(report)
             if action not in ("skip", "raise"):

@@ -160,6 +160,37 @@ def test_loss_scale_that_cannot_be_divided_by_skips(scale):
     assert weight.tolist() == [1.0, 2.0]
 
 
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("scale", [0.0, INF, NAN])
+def test_dead_loss_scale_is_named_with_the_way_out(scale, fused):
+    """A scale that sank to 0 makes every step a skip: it was called an Inf that is in no gradient."""
+    weight, optimizer, scaler = setup(MAKERS["fused" if fused else "for-loop"])
+    scaler.scale(weight.sum()).backward()
+    scaler._scale.fill_(scale)
+    with pytest.warns(nanscan.NonFiniteWarning, match=f"The loss scale itself is {scale:g}: .*new_scale=65536.0"):
+        scaler.step(optimizer)
+    assert optimizer.step_was_skipped
+    assert "no gradient can be unscaled" in optimizer.last_report.scale_note
+
+
+@unscaling
+@every_maker
+@pytest.mark.filterwarnings("ignore:nanscan. no gradients")
+def test_step_without_any_gradient_is_a_no_op_for_the_scaler_too(make, unscale_first):
+    """The scaler had recorded no check, and its update() failed for that."""
+    weight, optimizer, scaler = setup(make, scale=8.0)
+    scaler.scale(torch.ones(()))
+    if unscale_first:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert (optimizer.last_report.norm, optimizer.step_was_skipped, scaler.get_scale()) == (0.0, False, 8.0)
+    scaler.scale((weight * NAN).sum()).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert (optimizer.step_was_skipped, scaler.get_scale(), weight.tolist()) == (True, 4.0, [1.0, 2.0])
+
+
 def test_skip_for_a_reason_outside_these_gradients_says_so():
     weight, optimizer, _ = setup(MAKERS["foreach"])
     weight.grad = torch.ones(2)

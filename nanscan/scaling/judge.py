@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from nanscan.report import StepReport
 
-__all__ = ["ScaleRule", "ScaleWatch", "judge"]
+__all__ = ["ScaleRule", "ScaleWatch", "dead_scale", "judge"]
 
 _NO_GROWTH_INTERVALS = 4  # so many growth intervals of good steps without any growth are worth a word
 _LARGEST_SCALE = 2.0**126  # near it float32 ends: a scale that has come that far need not grow
@@ -44,11 +44,8 @@ def judge(report: StepReport, scale: float, rule: ScaleRule) -> str:
     """
     kind = "NaN" if report.nan_count else "Inf"
     loss = [row for row in report.bad if row.kind == "loss"]
-    if not scale > 0 or math.isinf(scale):
-        return (
-            f"the loss scale itself is {scale:.10g}: no gradient can be unscaled; set it anew with "
-            "scaler.update(new_scale=65536.0)"
-        )
+    if dead := dead_scale(scale):
+        return dead
     if loss:
         which = "NaN" if loss[0].nan_count else "Inf"
         return f"the loss itself is {which}, before any scaling: the scale ({scale:.10g}) is not the cause"
@@ -62,6 +59,20 @@ def judge(report: StepReport, scale: float, rule: ScaleRule) -> str:
     return (
         f"{found}: the scale may have made it (Inf - Inf is NaN) and {_lowered(rule)}; what is left at "
         f"min_scale={rule.min_scale:.10g} is a true NaN"
+    )
+
+
+def dead_scale(scale: float) -> str:
+    """One sentence on a loss scale that is 0, negative, Inf or NaN; empty for any other.
+
+    >>> dead_scale(0.0), dead_scale(8.0)
+    ('the loss scale itself is 0: no gradient can be unscaled; set it anew with scaler.update(new_scale=65536.0)', '')
+    """
+    if 0 < scale < math.inf:
+        return ""
+    return (
+        f"the loss scale itself is {scale:.10g}: no gradient can be unscaled; set it anew with "
+        "scaler.update(new_scale=65536.0)"
     )
 
 
