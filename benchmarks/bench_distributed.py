@@ -23,6 +23,7 @@ COMMANDS = (
     "torch clip_grad_norm_",
     "nanscan clip_grad_norm_",
     "all_reduce of 32 bytes",  # what a sum and a flag would need, next to what the guard sends
+    "all_gather of 32 bytes",
     "all_gather of 152 bytes",
 )
 ROUNDS = 100

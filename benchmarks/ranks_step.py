@@ -41,14 +41,14 @@ def _commands() -> dict[str, Callable[[], Any]]:
     guarded = nanscan.wrap(torch.optim.SGD(sets[1], lr=1e-9), clip_norm=MAX_NORM)
 
     few, many = (torch.ones(count, dtype=torch.float64) for count in (4, 19))
-    every = many.new_empty((dist.get_world_size(), len(many)))
 
     def reduced() -> list[float]:
         dist.all_reduce(few.fill_(1.0))
         return list(few.tolist())
 
-    def gathered() -> list[list[float]]:
-        dist.all_gather(list(every.unbind()), many)
+    def gathered(own: torch.Tensor) -> list[list[float]]:
+        every = own.new_empty((dist.get_world_size(), len(own)))
+        dist.all_gather(list(every.unbind()), own)
         return list(every.tolist())
 
     def as_torch_does() -> None:
@@ -62,7 +62,8 @@ def _commands() -> dict[str, Callable[[], Any]]:
         "torch clip_grad_norm_": lambda: torch.nn.utils.clip_grad_norm_(sets[0], MAX_NORM).full_tensor().item(),
         "nanscan clip_grad_norm_": lambda: nanscan.clip_grad_norm_(sets[1], MAX_NORM).item(),
         "all_reduce of 32 bytes": reduced,
-        "all_gather of 152 bytes": gathered,
+        "all_gather of 32 bytes": lambda: gathered(few),
+        "all_gather of 152 bytes": lambda: gathered(many),
     }
 
 

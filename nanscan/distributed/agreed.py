@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
+
+import numpy as np
+from torch import Tensor
 
 from nanscan.distributed.holdings import Plan
 from nanscan.engine.result import EngineScan, Row
@@ -17,6 +21,7 @@ __all__ = [
     "AgreedScan",
     "BadTensor",
     "Finding",
+    "Findings",
     "RankRow",
     "merged",
     "total_norm",
@@ -79,6 +84,45 @@ class Finding(NamedTuple):
         return BadTensor(*self[12:])
 
 
+class Findings(Sequence[Finding]):
+    """Every rank's finding, by rank. A good step takes its totals without an object for each of perhaps thousands.
+
+    Args:
+        table: (ranks, 19) of float64, a row for each rank.
+    """
+
+    def __init__(self, table: Tensor) -> None:
+        self._table = table.cpu().numpy()
+
+    @cached_property
+    def _rows(self) -> list[Finding]:
+        return [Finding(*row) for row in self._table.tolist()]
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def column(self, name: str) -> Any:
+        """One number of each rank, as an array."""
+        return self._table[:, Finding._fields.index(name)]
+
+    @cached_property
+    def flags(self) -> int:
+        """The flags that any rank has set."""
+        return int(np.bitwise_or.reduce(self.column("flags").astype(np.int64)))
+
+    @cached_property
+    def held(self) -> bytes:
+        """What says whether any rank holds other parameters than before: layouts and sketches, to the bit."""
+        return bytes(np.stack([self.column("layout"), self.column("sketch")]).tobytes())
+
+    def are_about(self, own: Finding) -> bool:
+        """Whether no rank has failed, and all share the same thing of the same step."""
+        return not self.flags & FAILED and bool((self._table[:, :2] == own[:2]).all())
+
+
 class RankRow(NamedTuple):
     """An engine's `Row` and the rank that it was found on; ``first_bad`` counts through the whole tensor.
 
@@ -95,9 +139,9 @@ class RankRow(NamedTuple):
     rank: int | None
 
 
-def total_norm(findings: Sequence[Finding], plan: Plan) -> float:
+def total_norm(findings: Findings, plan: Plan) -> float:
     """The norm over all elements that are finite, each counted once; of replicas the largest."""
-    return math.hypot(*_by_kind([finding.finite_norm for finding in findings], plan))
+    return math.hypot(*_by_kind(findings.column("finite_norm"), plan))
 
 
 def merged(found: Sequence[tuple[int, BadTensor]], plan: Plan) -> list[tuple[int, BadTensor, bool]]:
@@ -137,7 +181,7 @@ class AgreedScan:
         places: dict[int, int],
         bad: Sequence[RankRow],
         repeated: tuple[int, int],
-        findings: Sequence[Finding],
+        findings: Findings,
         plan: Plan,
         rank: int,
     ) -> None:
@@ -145,17 +189,17 @@ class AgreedScan:
         self._rank = rank
         self._places = places
         self._bad = list(bad)
-        self.nan_count = int(sum(finding.nan_count for finding in findings)) - repeated[0]
-        self.inf_count = int(sum(finding.inf_count for finding in findings)) - repeated[1]
+        self.nan_count = int(findings.column("nan_count").sum()) - repeated[0]
+        self.inf_count = int(findings.column("inf_count").sum()) - repeated[1]
         self.finite = not (self.nan_count or self.inf_count)
         self.finite_norm = total_norm(findings, plan)
         self.norm = self.finite_norm  # of the gradients alone: a NaN loss leaves it as it is
-        if any(finding.has(HAS_NAN) for finding in findings):
+        if findings.flags & HAS_NAN:
             self.norm = math.nan
-        elif any(finding.has(HAS_INF) for finding in findings):
+        elif findings.flags & HAS_INF:
             self.norm = math.inf
-        self.inf_norm = max(finding.inf_norm for finding in findings)
-        self.numel = int(sum(_by_kind([finding.numel for finding in findings], plan)))
+        self.inf_norm = float(findings.column("inf_norm").max())
+        self.numel = int(sum(_by_kind(findings.column("numel"), plan)))
         self.count = own.count
         self.signature = own.signature
         self.row_major = own.row_major
@@ -172,9 +216,8 @@ class AgreedScan:
         return list(self._bad)  # type: ignore[arg-type]
 
 
-def _by_kind(values: Sequence[float], plan: Plan) -> list[float]:
+def _by_kind(values: Any, plan: Plan) -> list[float]:
     """The largest value of each kind of rank."""
-    found: dict[int, float] = {}
-    for kind, value in zip(plan.kinds, values, strict=True):
-        found[kind] = max(found.get(kind, 0.0), value)
-    return list(found.values())
+    largest = np.zeros(max(plan.kinds) + 1)
+    np.maximum.at(largest, plan.kinds, values)
+    return list(largest.tolist())

@@ -20,6 +20,7 @@ from nanscan.distributed.agreed import (
     AgreedScan,
     BadTensor,
     Finding,
+    Findings,
     RankRow,
     merged,
     total_norm,
@@ -60,7 +61,7 @@ class Agreement(Exchange):
         self._own: Own | None = None
         self._labels: Sequence[Label] | None = None
         self._plan: Plan | None = None
-        self._known: list[tuple[float, float]] | None = None  # what each rank holds, as the plan takes it
+        self._known: bytes | None = None  # what each rank holds, as the plan takes it
 
     # ---- the verdict of a step ---------------------------------------------------------------------------------------
 
@@ -88,10 +89,10 @@ class Agreement(Exchange):
         self._look(params, known)
         told = [_told(row, labels, len(params)) for row in bad]
         findings = self._counted(lambda: self._finding(own, told, len(labels) - len(params), step, flagged))
-        any_flag = any(finding.has(FLAGGED) for finding in findings)
+        any_flag = bool(findings.flags & FLAGGED)
         places = {row.position: row.first_bad for row in bad}
         assert self._plan is not None
-        if not any(finding.bad_tensors for finding in findings):
+        if not findings.column("bad_tensors").any():
             return AgreedScan(own, places, (), (0, 0), findings, self._plan, self.rank), labels, any_flag
         found = self._bad_tensors(findings, told)
         rows, every, repeated = self._rows(found, labels, findings)
@@ -107,7 +108,7 @@ class Agreement(Exchange):
     def norm(self, norm: float, params: int, step: int) -> float:
         """The largest of a number over the ranks."""
         own = self._blank(CLAMPED, step)._replace(finite_norm=norm)
-        return max(finding.finite_norm for finding in self._shared(own))
+        return float(self._shared(own).column("finite_norm").max())
 
     def total_norm(self, scan: EngineScan, step: int) -> float:
         """The norm over all ranks of gradients that were changed since `scan` was agreed on, all finite or not."""
@@ -191,14 +192,14 @@ class Agreement(Exchange):
             self._own, self._labels = Own(params, labels, self.ranks), labels
             self._plan = first_plan(self._own, self.ranks, self.rank)
 
-    def _counted(self, finding: Callable[[], Finding]) -> list[Finding]:
+    def _counted(self, finding: Callable[[], Finding]) -> Findings:
         """Every rank's finding, with norms that count each element once."""
         findings = self._shared(finding())
-        held = [(each.layout, each.sketch) for each in findings]
-        if self._known is not None and [repr(h) for h in held] == [repr(h) for h in self._known]:
+        if findings.held == self._known:
             return findings
         assert self._own is not None
-        first, self._known = self._known is None, held
+        first, self._known = self._known is None, findings.held
+        held = [(each.layout, each.sketch) for each in findings]
         alike = all(layout == held[0][0] and same_values(sketch, held[0][1]) for layout, sketch in held)
         if alike and self._own.regular:
             self._plan = plan_of_meshes(self._own, self.ranks, self.rank)
@@ -230,15 +231,15 @@ class Agreement(Exchange):
             *first,
         )
 
-    def _bad_tensors(self, findings: Sequence[Finding], told: Sequence[BadTensor]) -> list[tuple[int, BadTensor]]:
+    def _bad_tensors(self, findings: Findings, told: Sequence[BadTensor]) -> list[tuple[int, BadTensor]]:
         """(index of the rank, bad tensor) of all ranks; one more collective where a rank has several."""
-        most = int(max(finding.bad_tensors for finding in findings))
+        most = int(findings.column("bad_tensors").max())
         if most <= 1:
             return [(index, finding.first) for index, finding in enumerate(findings) if finding.bad_tensors]
         most = min(most, _MOST_ROWS)
         blank = BadTensor(-1.0, *[0.0] * 6)
         mine = [*told, *[blank] * most][:most]
-        tables = self._numbers([list(row) for row in mine], "the bad tensors of this step")
+        tables = self._numbers([list(row) for row in mine], "the bad tensors of this step").tolist()
         rows = [(index, BadTensor(*row)) for index, table in enumerate(tables) for row in table]
         return [(index, bad) for index, bad in rows if bad.position != -1]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
-from nanscan.distributed.agreed import FAILED, Finding
+from nanscan.distributed.agreed import FAILED, Finding, Findings
 
 __all__ = ["CLAMPED", "GRADS", "LAYOUT", "PARAMETERS", "RECOVERY", "Exchange", "device_of"]
 
@@ -53,9 +54,11 @@ class Exchange:
     def _blank(self, phase: float, step: int) -> Finding:
         return Finding(self._phase(phase), step, *[0.0] * 10)
 
-    def _shared(self, own: Finding) -> list[Finding]:
+    def _shared(self, own: Finding) -> Findings:
         """Every rank's finding, after a look whether all of them are about the same thing."""
         findings = self._gathered(own)
+        if findings.are_about(own):
+            return findings
         for finding, rank in zip(findings, self.ranks, strict=True):
             if finding.has(FAILED):
                 raise RuntimeError(
@@ -70,15 +73,15 @@ class Exchange:
                 )
         return findings
 
-    def _gathered(self, own: Finding) -> list[Finding]:
-        return [Finding(*row) for row in self._numbers(list(own), f"the verdict on {_place(own)}")]
+    def _gathered(self, own: Finding) -> Findings:
+        return Findings(self._numbers(own, f"the verdict on {_place(own)}"))
 
-    def _numbers(self, own: Any, what: str) -> list[Any]:
-        """The (nested) list of numbers of every rank; the shape is the same on each."""
+    def _numbers(self, own: Any, what: str) -> Tensor:
+        """The (nested) numbers of every rank, by rank; the shape is the same on each."""
         mine = torch.tensor(own, dtype=torch.float64, device=self._device)
         every = mine.new_empty((len(self.ranks), *mine.shape))
         self._run(lambda: dist.all_gather(list(every.unbind()), mine, group=self.group), what)
-        return list(every.tolist())
+        return every
 
     def _objects(self, own: Any, what: str) -> list[Any]:
         """What every rank gives, by rank."""
