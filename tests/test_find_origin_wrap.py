@@ -186,6 +186,34 @@ def test_the_next_fault_of_the_loss_function_is_named_and_results_stay_the_same(
 
 
 @pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
+def test_a_gradient_penalty_that_fails_in_consecutive_steps_is_named_at_the_second():
+    net = nn.Linear(4, 1)
+    nn.init.zeros_(net.weight)
+    optimizer = guarded(net)
+    for _ in range(2):
+        optimizer.zero_grad()
+        x = torch.randn(3, 4, requires_grad=True)
+        (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
+        ((gradient.square().sum(1).sqrt() - 1) ** 2).mean().backward()  # the penalty
+        optimizer.step()
+    origin = optimizer.last_report.origin  # neither the model nor the gradient of its output had shown a thing
+    assert origin.op == "SqrtBackward0" and origin.code.endswith("# the penalty")
+
+
+@pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
+def test_a_loss_scale_that_float16_cannot_hold_is_said_to_be_one():
+    torch.manual_seed(0)
+    net = nn.Linear(4, 3)
+    optimizer, scaler = guarded(net), torch.amp.GradScaler("cpu", init_scale=2.0**40)
+    with torch.autocast("cpu", torch.float16):
+        loss = F.cross_entropy(net(torch.randn(2, 4)), torch.tensor([0, 1]))
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    hint = optimizer.last_report.origin.hint
+    assert "scale of the loss is too large" in hint and "GradScaler skips this step and lowers it" in hint
+
+
+@pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
 def test_an_input_changed_after_the_forward_is_noted():
     net = Net()
     optimizer = guarded(net)

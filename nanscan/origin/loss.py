@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nanscan.origin.ranges import bad_counts, range_of
@@ -59,11 +60,22 @@ def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str]) 
         op="loss",
         outputs=(what,),
         note=_note(loss, nodes),
-        hint=(
+        hint=(_scaled(bad) if loss is None and not counts[0] else "")
+        + (
             "the model's forward and backward are finite when run again: the loss function made it. From now on it is "
             "traced, and the next such step names the op; or put `with nanscan.trace(model):` around a step yourself"
             + ("" if loss is not None else ", and give the loss to optimizer.observe(loss)")
         ),
+    )
+
+
+def _scaled(gradient: Tensor) -> str:
+    """What an Inf in a float16 gradient usually is."""
+    if gradient.dtype is not torch.float16:
+        return ""
+    return (
+        "a gradient beyond 65504 in float16: the scale of the loss is too large. A GradScaler skips this step and "
+        "lowers it, no fault if rare; else "
     )
 
 

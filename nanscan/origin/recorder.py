@@ -171,9 +171,9 @@ class Recorder:
         """The model is fine: then what came between its output and the gradient of it."""
         bad = next((g for call in self._calls for g in call.gradients.values() if not _finite(g)), None)
         loss = next((t for t in self._losses if not _finite(t)), None)
+        self.loss_trace.arm()  # also where it asks for gradients of its own: a gradient penalty
         if bad is None and loss is None:
             return None
-        self.loss_trace.arm()
         return loss_origin(loss, bad, loss_nodes(loss) if loss is not None else [])
 
 

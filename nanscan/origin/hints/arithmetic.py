@@ -41,7 +41,8 @@ def _divided(view: View) -> str | None:
 
 def _by_norm(view: View) -> str | None:
     said = _divided(view)
-    if said is None or not (view.made_by(1) & _NORMS or re.search(_NORM_CALL, view.code)):
+    made = view.made_by(1)
+    if said is None or not (made & _NORMS or (not made and re.search(_NORM_CALL, view.code))):
         return None
     return f"{said}, it is the norm of a zero vector"
 
