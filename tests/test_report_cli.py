@@ -93,6 +93,20 @@ def test_follow_prints_plain_lines_in_a_pipe_as_the_log_grows(log: Path) -> None
     assert "1 skipped so far  ! step 3 skipped" in second and "\\x1b[2J" in second and "\x1b" not in first + second
 
 
+def test_follow_of_a_finished_log_says_that_it_waits(log: Path) -> None:
+    write(log, step(0), {"kind": "end", "run_id": "a1", "steps": 1, "error": None})
+    command = [sys.executable, "-m", "nanscan", "report", "--follow", str(log)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        said = [child.stdout.readline() for _ in range(3)]
+        child.send_signal(signal.SIGINT)
+        assert child.wait(timeout=60) == 130
+    assert said[1:] == [
+        "ended after 1 step\n",
+        "that run is over: waiting for the log to be continued (Ctrl-C ends)\n",
+    ]
+
+
 def test_line_that_is_written_in_pieces_is_read_once_it_is_whole(log: Path) -> None:
     content = log.read_bytes()
     log.write_bytes(b"")

@@ -20,6 +20,7 @@ __all__ = ["follow"]
 
 POLL = 0.25  # seconds
 EVERY = 2.0  # seconds: no more lines than that, unless something is wrong
+WAITS = "that run is over: waiting for the log to be continued (Ctrl-C ends)"
 BEFORE = 5  # of what happened before one began to follow, so much is told
 
 
@@ -79,6 +80,8 @@ def _batches(tail: Tail) -> Iterator[Batch]:
     so_far = tail.read()
     if so_far:
         yield replace(so_far, news=so_far.news[-BEFORE:])
+    if so_far.ended:
+        yield Batch(news=(News(WAITS),))
     while True:
         started = time.monotonic()
         batch = tail.read()

@@ -192,7 +192,7 @@ class Tail:
     def _end(self, note: dict[str, Any]) -> News:
         last = max(self._reader.runs, key=lambda run: run.lines[1], default=None)
         mine = last is None or str(note.get("run_id", "")) == last.id
-        steps = f"after {as_text(note.get('steps'))} steps"
+        steps = f"after {(count := as_text(note.get('steps')))} step{'' if count == '1' else 's'}"
         error = as_text(note.get("error")).replace(": nanscan: ", ": ", 1)[:200]
         return News(f"ended {steps}" + (f": {error}" if error else ""), bad=bool(error), end=mine)
 
