@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import os
 import random
 import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,29 @@ def test_nesting_beyond_recursion_is_refused_with_its_depth(tmp_path: Path) -> N
 def test_an_object_that_can_not_be_touched_is_named(tmp_path: Path) -> None:
     with pytest.raises(nanscan.CheckpointError, match=r'state\["bad"\]'):
         nanscan.save({"bad": Untouchable(), "w": torch.ones(1)}, tmp_path / "last.pt")
+
+
+class Unreadable(Mapping[str, Any]):
+    """A configuration that still lacks a value, as OmegaConf's do."""
+
+    def __getitem__(self, key: str) -> Any:
+        raise LookupError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(["missing"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("value", [os, os.environb, Unreadable()], ids=["module", "bytes as keys", "unreadable"])
+def test_what_can_not_be_looked_into_for_tensors_is_refused_by_path_or_left_out(tmp_path: Path, value: Any) -> None:
+    state = {"w": torch.ones(1), "config": {"np": value}}
+    with pytest.raises(nanscan.CheckpointError, match=r'state\["config"\]\["np"\]'):
+        nanscan.save(state, tmp_path / "last.pt")
+    with pytest.warns(nanscan.CheckpointWarning, match=r'state\["config"\]\["np"\]'):
+        nanscan.save(state, tmp_path / "last.pt", on_unpicklable="drop")
+    assert nanscan.load(tmp_path / "last.pt") == {"w": torch.ones(1), "config": {}}
 
 
 def test_the_functions_that_a_scheduler_leaves_out_are_warned_about(tmp_path: Path) -> None:

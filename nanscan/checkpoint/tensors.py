@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -92,7 +93,7 @@ class _Walk:
     def _inside(self, value: Any, path: str) -> Iterator[Found]:
         kind = type(value)
         if issubclass(kind, Mapping):
-            yield from self._mapping(value, path)
+            yield from self._mapping(value if issubclass(kind, dict) else _as_dict(value), path)
         elif issubclass(kind, (list, tuple, deque, set, frozenset)):
             names = getattr(value, "_fields", None) if issubclass(kind, tuple) else None
             for position, item in enumerate(value):
@@ -106,7 +107,7 @@ class _Walk:
             yield from self._mapping(value.state_dict(), path)
         elif paddle_objects.is_tensor(value):
             yield Found(path or "tensor", value)
-        elif not issubclass(kind, type) and not callable(value):
+        elif not issubclass(kind, (type, ModuleType)) and not callable(value):
             for name, item in own_attributes(value).items():
                 yield from self.walk(item, _dotted(path, name))
 
@@ -131,6 +132,14 @@ class _Walk:
             note = f" of '{names[key]}'" if names.get(key) else ""
             for found in self.walk(item, keyed(path, key)):
                 yield found._replace(note=note)
+
+
+def _as_dict(value: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What a mapping of the user's own holds; nothing where its code fails, as pickling it is asked next."""
+    try:
+        return dict(value.items())
+    except Exception:
+        return {}
 
 
 def _parameter_names(value: Mapping[Any, Any]) -> dict[Any, str]:
