@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nanscan import engine, paddle_objects
 from nanscan.checks import sparse_places
@@ -19,7 +19,7 @@ from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import resolve, unique
 from nanscan.errors import NonFiniteError
 from nanscan.names import label_of
-from nanscan.policy import clip_factor, valid_limit
+from nanscan.policy import SHRINK, clip_factor, valid_limit
 from nanscan.report import Report
 
 __all__ = ["clip_grad_norm_"]
@@ -58,6 +58,7 @@ def clip_grad_norm_(
 
     Raises:
         ValueError: if `max_norm` is 0, negative or NaN.
+        TypeError: if `parameters` holds anything but tensors.
         NonFiniteError: `error_if_nonfinite` and an element is NaN or Inf; it is a RuntimeError, as torch's.
 
     The factor is `max_norm / (norm + 1e-6)` where that is below 1, as in `torch.nn.utils.clip_grad_norm_`.
@@ -69,6 +70,8 @@ def clip_grad_norm_(
     """
     limit = valid_limit("max_norm", max_norm)
     order = float(norm_type)
+    if isinstance(parameters, nn.Module):
+        raise TypeError(f"parameters must be tensors, got the module {type(parameters).__name__}: give .parameters()")
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     if paddle_objects.imported() and any(map(paddle_objects.is_tensor, params)):  # the compiled engine may read them
         raise TypeError("the parameters are Paddle's: use nanscan.integrations.paddle.clip_grad_norm_ for them")
@@ -79,6 +82,9 @@ def clip_grad_norm_(
     if scan.finite:
         norm = _norm(scan, params, order)
         factor = clip_factor(norm, limit)
+        if factor == 0.0:  # the norm is beyond float64's range: its elements are brought within it first
+            engine.scale_grads_(groups, SHRINK)
+            factor = clip_factor(_norm(_scan(groups), params, order), limit)
         if factor != 1.0:
             engine.scale_grads_(groups, factor)
     else:
@@ -122,6 +128,14 @@ def _scan(groups: list[dict[str, Any]]) -> EngineScan:
         return engine.scan_grads(groups)
     except BadInput as error:
         raise error.kind(f"grad of parameters[{error.position}] {error.reason}") from None
+    except AttributeError:
+        for i, param in enumerate(groups[0]["params"]):
+            if not isinstance(param, Tensor):
+                raise TypeError(
+                    f"parameters[{i}] is no tensor but a {type(param).__name__}: give model.parameters(), or a list of "
+                    "tensors"
+                ) from None
+        raise
 
 
 def _norm(scan: EngineScan, params: Sequence[Tensor], order: float) -> float:
@@ -137,6 +151,14 @@ def _norm(scan: EngineScan, params: Sequence[Tensor], order: float) -> float:
 def _any_norm(values: Sequence[Tensor], order: float) -> float:
     """The norm of any order over all elements of `values`, in float64."""
     wide = [v.to(torch.complex128).abs() if v.is_complex() else v.to(torch.float64) for v in values if v.numel()]
+    if order > 0 and order != math.inf:  # powers of large or small elements leave float64's range
+        largest = max((v.abs().max().item() for v in wide), default=0.0)
+        if 0.0 < largest < math.inf:
+            return largest * _of_wide([v / largest for v in wide], order)
+    return _of_wide(wide, order)
+
+
+def _of_wide(wide: Sequence[Tensor], order: float) -> float:
     norms = torch.tensor([torch.linalg.vector_norm(v, order).item() for v in wide], dtype=torch.float64)
     if order == 0:  # it counts the elements that are not 0: counts add up
         return norms.sum().item()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -148,5 +149,5 @@ def _was_dropped(guard: GuardedSteps, checked: int) -> bool:
 
 
 def _observe(guard: GuardedSteps, loss: Any) -> None:
-    if isinstance(loss, (torch.Tensor, int, float)):
-        guard.observe(loss)
+    if isinstance(loss, (torch.Tensor, Real)):
+        guard.observe(loss if isinstance(loss, torch.Tensor) else float(loss))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ def as_loss(loss: Any) -> Tensor:
     if isinstance(loss, Tensor):
         plain: Tensor = loss.detach()
         return plain if plain.is_floating_point() or plain.is_complex() else plain.float()
-    if isinstance(loss, (int, float)):
-        return torch.tensor(loss, dtype=torch.float64)
+    if isinstance(loss, Real):  # NumPy's, too
+        return torch.tensor(float(loss), dtype=torch.float64)
     raise TypeError(f"loss must be a tensor or a number, got {type(loss).__name__}")
 
 

@@ -10,13 +10,24 @@ from typing import Any, Literal
 from nanscan.clipping.adaptive import AdaptiveClip
 from nanscan.report import StepReport
 
-__all__ = ["ACTIONS", "Action", "OnNonfinite", "OnSpike", "Policy", "clip_factor", "eps_is_lost", "valid_limit"]
+__all__ = [
+    "ACTIONS",
+    "Action",
+    "OnNonfinite",
+    "OnSpike",
+    "Policy",
+    "SHRINK",
+    "clip_factor",
+    "eps_is_lost",
+    "valid_limit",
+]
 
 Action = Literal["skip", "raise", "zero", "warn"]
 OnSpike = Literal["warn", "clip", "skip"]
 OnNonfinite = Action | Callable[[StepReport], str]
 ACTIONS = ("skip", "raise", "zero", "warn")
 ON_SPIKE = (None, "warn", "clip", "skip")
+SHRINK = 2.0**-512  # brings float64 gradients whose norm is beyond float64 within its range
 FP16_SMALLEST_EPS = 6e-8  # about the smallest positive float16, 2^-24: a smaller eps is 0 there, or nearly
 
 
@@ -92,7 +103,7 @@ def valid_limit(name: str, value: Any) -> float | None:
     """A limit for clipping as a float, None for none.
 
     Raises:
-        ValueError: for 0, negative numbers and NaN.
+        ValueError: for 0, negative numbers and NaN, and for what is no number.
 
     >>> valid_limit("clip_norm", 0)
     Traceback (most recent call last):
@@ -103,7 +114,10 @@ def valid_limit(name: str, value: Any) -> float | None:
         return None
     if isinstance(value, str):
         raise ValueError(f"{name} must be a positive number or nanscan.AdaptiveClip({value!r}), got {value!r}")
-    number = float(value)
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
     if not number > 0:
         raise ValueError(f"{name} must be a positive number, got {value}; for no clipping give None")
     return None if number == math.inf else number

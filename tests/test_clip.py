@@ -163,3 +163,38 @@ def test_unreadable_gradient_is_named():
     (param,) = weights(torch.zeros(2, device="meta"))
     with pytest.raises(ValueError, match=r"^grad of parameters\[0\] is a meta or fake tensor"):
         nanscan.clip_grad_norm_([param], 1.0)
+
+
+@pytest.mark.parametrize("order", [2.0, 1.0, 3.0])
+def test_finite_float64_gradients_whose_norm_is_beyond_float64_are_clipped_and_not_zeroed(order):
+    (weight,) = weights(torch.full((4,), 1.5e308, dtype=torch.float64))
+    assert nanscan.clip_grad_norm_([weight], 1.0, norm_type=order).item() == INF
+    assert torch.linalg.vector_norm(weight.grad, order).item() == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("value", [3e38, 1e-30])
+def test_norm_of_a_high_order_neither_overflows_nor_vanishes(value):
+    """The tenth power of a float32 is beyond float64: the norm was inf, and clipping made all gradients 0."""
+    (weight,) = weights(torch.full((4,), value))
+    norm = nanscan.clip_grad_norm_([weight], value, norm_type=20.0)
+    assert norm.item() == pytest.approx(value * 4 ** (1 / 20), rel=1e-5)
+    if value > 1:
+        assert weight.grad.tolist() == pytest.approx([value / 4 ** (1 / 20)] * 4, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            lambda model: model.named_parameters(),
+            r"parameters\[0\] is no tensor but a tuple: give model.parameters\(\)",
+        ),
+        (lambda model: model.state_dict(), r"parameters\[0\] is no tensor but a str"),
+        (lambda model: [{"params": [model.weight]}], r"parameters\[0\] is no tensor but a dict"),
+        (lambda model: [model.weight, None], r"parameters\[1\] is no tensor but a NoneType"),
+        (lambda model: model, r"got the module Linear: give .parameters\(\)"),
+    ],
+)
+def test_what_is_no_parameter_is_said(given, words):
+    with pytest.raises(TypeError, match=words):
+        nanscan.clip_grad_norm_(given(torch.nn.Linear(2, 1)), 1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -20,7 +21,9 @@ quiet = pytest.mark.filterwarnings("ignore::nanscan.errors.NonFiniteWarning")
 
 @quiet
 @pytest.mark.parametrize(
-    "loss", [NAN, torch.tensor(NAN), torch.tensor([1.0, NAN]), torch.tensor(INF, dtype=torch.bfloat16)], ids=str
+    "loss",
+    [NAN, np.float32(NAN), torch.tensor(NAN), torch.tensor([1.0, NAN]), torch.tensor(INF, dtype=torch.bfloat16)],
+    ids=str,
 )
 def test_bad_loss_skips_the_step_although_gradients_are_zero(loss):
     weight, optimizer = one([1.0], inner={"weight_decay": 0.1})

@@ -44,7 +44,7 @@ def test_gradients_within_the_limits_are_not_touched():
 
 
 @pytest.mark.parametrize("name", ["clip_norm", "clip_value"])
-@pytest.mark.parametrize("value", [0, 0.0, -1.0, NAN, -INF])
+@pytest.mark.parametrize("value", [0, 0.0, -1.0, NAN, -INF, True, {}])
 def test_limits_that_make_no_sense_are_refused(name, value):
     with pytest.raises(
         ValueError, match=rf"^{name} must be a positive number, got {value}; for no clipping give None$"
@@ -73,6 +73,16 @@ def test_norm_that_is_huge_against_the_limit_is_clipped_and_not_lost(fused):
     weight, optimizer = one([0.0, 0.0], inner={"fused": fused}, clip_norm=1e-3)
     step(optimizer, weight, [3e38, 0.0])
     assert weight.tolist() == pytest.approx([-1e-3, 0.0], rel=1e-5)
+
+
+@pytest.mark.parametrize("limits", [{}, {"on_spike": "warn"}])
+def test_finite_float64_gradients_whose_norm_is_beyond_float64_are_clipped_and_stepped_with(limits):
+    weight = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=1.0), clip_norm=1.0, **limits)
+    weight.grad = torch.full((4,), 1.5e308, dtype=torch.float64)
+    optimizer.step()
+    assert weight.tolist() == pytest.approx([-0.5] * 4)
+    assert optimizer.last_report.finite and not optimizer.step_was_skipped
 
 
 @pytest.mark.parametrize("make", [torch.optim.SGD, lambda ps, lr: torch.optim.SGD(ps, lr=lr, fused=True)])

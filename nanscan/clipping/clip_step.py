@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -18,7 +19,7 @@ from nanscan.distributed.refusals import refuse_sharded
 from nanscan.engine.result import EngineScan
 from nanscan.engine.tensors import flat_params
 from nanscan.fused import has_step_hooks, step_with, takes_scale
-from nanscan.policy import clip_factor
+from nanscan.policy import SHRINK, clip_factor
 from nanscan.report import Label
 from nanscan.verdict import Verdict
 
@@ -61,7 +62,11 @@ class ClipStep(Verdict):
         if scan.inf_norm > self._value_bound:
             engine.scale_grads_(groups, 1.0 / scale, self._value_bound)
             scale = 1.0
-            norm = self._clamped_norm() if self.policy.clip_norm is not None or self._limits is not None else norm
+            norm = self._clamped_norm() if self._clips() else norm
+        shrunk = 1.0
+        if norm == math.inf and self._clips():  # beyond float64: the factor would be 0
+            engine.scale_grads_(groups, shrunk := SHRINK)
+            norm = self._clamped_norm() / scale
         units = self._clip_units(scale)
         if units is not None:
             scale, norm = 1.0, norm * units
@@ -70,7 +75,10 @@ class ClipStep(Verdict):
             self._divisor = scale / factor
         elif factor / scale != 1.0:
             engine.scale_grads_(groups, factor / scale)
-        return factor if units is None else factor * units
+        return shrunk * (factor if units is None else factor * units)
+
+    def _clips(self) -> bool:
+        return self.policy.clip_norm is not None or self._limits is not None
 
     def _factor(self, norm: float) -> float:
         """What gradients of this norm are multiplied by: the one place where the limit of a step is found."""
