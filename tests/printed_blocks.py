@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     "start",
     "my_loss_is_nan",
+    "which_is_nan",
     "cannot_pickle",
     "migrating",
     "numbers",

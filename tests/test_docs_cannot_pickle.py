@@ -9,6 +9,7 @@ import os
 import pickle
 import re
 import socket
+import sqlite3
 import sys
 import threading
 import types
@@ -65,6 +66,13 @@ def there_and_back(part: object) -> object:
     return pickle.loads(pickle.dumps(part))
 
 
+class Needy(Exception):
+    """Its class asks for more than what `args` keeps."""
+
+    def __init__(self, path: str, index: int) -> None:
+        super().__init__(f"{path}, sample {index}")
+
+
 NAMELESS: Any = types.FunctionType((lambda value: value).__code__, {"__name__": "argparse"})  # of that module
 
 
@@ -96,6 +104,9 @@ UNSAVED = [
     Unsaved("cannot pickle '_io.TextIOWrapper' object", opened, "an open file is a handle"),
     Unsaved("cannot pickle 'module' object", lambda: os, "a module can't be pickled"),
     Unsaved("cannot pickle 'socket' object", socket.socket, "a connection is a handle"),
+    Unsaved(
+        "cannot pickle 'sqlite3.Connection' object", lambda: sqlite3.connect(":memory:"), "a database connection is"
+    ),
     Unsaved("cannot pickle 'weakref.ReferenceType' object", lambda: weakref.ref(Proxy), "a weak reference means"),
     Unsaved("cannot pickle 'dict_keys' object", lambda: {"a": 1}.keys(), "a view of another object"),
     Unsaved("cannot pickle 'mappingproxy' object", lambda: vars(Proxy), "a view of another object"),
@@ -122,6 +133,12 @@ UNSAVED = [
         "Tried to serialize object … which does not have a __getstate__ method defined!",
         lambda: torch.jit.script(nn.ReLU()),
         "a compiled TorchScript object",
+    ),
+    Unsaved(
+        "__init__() missing 1 required positional argument: '…'",
+        lambda: Needy("a.npz", 3),
+        "its class can't be called to restore it",
+        there_and_back,
     ),
     Unsaved("maximum recursion depth exceeded", lambda: Proxy([1]), "recursion in __getattr__", there_and_back),
 ]
