@@ -14,7 +14,7 @@ from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import full_index
 from nanscan.names import Names, buffers_of, label_of
 from nanscan.policy import eps_is_lost
-from nanscan.report import Label, Report, TensorReport
+from nanscan.report import Label, Report, TensorReport, joined
 
 __all__ = ["bad_buffers", "bad_parameters", "dense_bad_rows", "full_places", "lost_eps", "sparse_places"]
 
@@ -28,29 +28,30 @@ def bad_buffers(model: nn.Module | None) -> tuple[TensorReport, ...]:
 
 
 def bad_parameters(optimizer: torch.optim.Optimizer, names: Names) -> tuple[TensorReport, ...]:
-    """The parameters that hold a NaN or Inf, each followed by those entries of its optimizer state that do."""
+    """The parameters and entries of the optimizer's state that hold a NaN or Inf, in one scan; a parameter comes first.
+
+    A finite gradient can make the state alone Inf: Adam's second moment holds its square, and once that is Inf the
+    weight never moves again.
+    """
     params = [p for group in optimizer.param_groups for p in group["params"]]
-    scan = engine.scan(params)
+    states = [_float_state(optimizer, p) for p in params]
+    values = [value for p, state in zip(params, states, strict=True) for value in (p, *state.values())]
+    scan = engine.scan(values)
     if scan.finite:
         return ()
-    known = names.refresh(0, optimizer.param_groups)
-    labels = [label_of(p, label.names, "parameter") for p, label in zip(params, known, strict=True)]
-    found: list[TensorReport] = []
-    reported = Report.from_scan(scan, labels, full_places(scan, params)).bad
-    for engine_row, row in zip(scan.bad_rows(), reported, strict=True):
-        found += [row, *_bad_state(optimizer, params[engine_row.position], row.name)]
-    return tuple(found)
-
-
-def _bad_state(optimizer: torch.optim.Optimizer, param: Tensor, name: str) -> tuple[TensorReport, ...]:
-    state = optimizer.state.get(param, {})
-    entries = {
-        key: v for key, v in state.items() if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())
-    }
-    labels = [label_of(value, (f"{key} of '{name}'",), "state") for key, value in entries.items()]
-    values = list(entries.values())
-    scan = engine.scan(values)
+    labels: list[Label] = []
+    known = names.renewed(optimizer.param_groups)
+    for param, state, label in zip(params, states, known, strict=True):
+        own = label_of(param, label.names, "parameter")
+        of = f"of '{joined(own.names)}'"
+        labels += [own, *(label_of(value, (f"{key} {of}",), "state") for key, value in state.items())]
     return Report.from_scan(scan, labels, full_places(scan, values)).bad
+
+
+def _float_state(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Tensor]:
+    """The entries of a parameter's state that can hold a NaN."""
+    state = optimizer.state.get(param, {})
+    return {k: v for k, v in state.items() if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())}
 
 
 def lost_eps(optimizer: torch.optim.Optimizer, names: Names) -> list[tuple[str, float]]:

@@ -121,6 +121,17 @@ def test_poisoned_optimizer_state_is_named_with_its_parameter():
     ]
 
 
+def test_state_that_became_inf_while_the_weight_is_finite_is_found():
+    """One huge finite gradient: its square is Inf in exp_avg_sq, and the weight never moves again."""
+    weight, optimizer = one([1.0, 1.0], torch.optim.Adam, check_params_every=1)
+    with pytest.warns(NonFiniteWarning, match="finite gradients, non-finite update: optimizer state exp_avg_sq of "):
+        step(optimizer, weight, [1.0, 1e22])
+    assert torch.isfinite(weight).all()
+    (row,) = optimizer.last_report.parameters
+    assert (row.name, row.first_bad, row.inf_count) == ("exp_avg_sq of 'group0.param0'", (1,), 1)
+    assert optimizer.bad_parameter_steps == 1
+
+
 def test_check_of_the_parameters_can_raise():
     _, optimizer, _ = float16_adam(True, check_params_every=1, on_nonfinite="raise")
     with pytest.raises(nanscan.NonFiniteError, match="after step 0, finite gradients, non-finite update"):
