@@ -1,4 +1,4 @@
-"""What `weights_only=True` refuses is named with its place in the saved object, and nothing runs to find it."""
+"""What can not be loaded here is named with its place in the saved object, and nothing runs to find it."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ import io
 import os
 import pathlib
 import pickle
+import sys
+import types
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +66,31 @@ def test_a_value_that_holds_itself_ends() -> None:
     state: dict[str, Any] = {"n": argparse.Namespace()}
     state["self"], state["n"].back = state, state
     assert places_of_names(io.BytesIO(pickle.dumps(state)), "state") == {"argparse.Namespace": 'state["n"]'}
+
+
+def test_a_class_that_has_moved_or_gone_is_named_with_its_place_and_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`weights_only=False` imports classes; PyTorch then says their name alone."""
+    module = types.ModuleType("net_of_before")
+    module.Net = type("Net", (torch.nn.Linear,), {"__module__": "net_of_before"})  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "net_of_before", module)
+    torch.save({"ema": [module.Net(2, 2)]}, tmp_path / "last.pt")  # type: ignore[attr-defined]
+    del module.Net  # type: ignore[attr-defined]
+    for words in (r"Can't get attribute 'Net'", "No module named 'net_of_before'"):
+        with pytest.raises(nanscan.CheckpointError, match=words) as caught:
+            nanscan.load(tmp_path / "last.pt", weights_only=False)
+        assert 'last.pt\' holds net_of_before.Net (at state["ema"][0])' in str(caught.value)
+        assert "sys.modules['net_of_before'] = " in str(caught.value) and "state_dict()" in str(caught.value)
+        monkeypatch.delitem(sys.modules, "net_of_before", raising=False)
+
+
+def test_a_file_of_another_device_says_how_to_load_it_here(tmp_path: Path) -> None:
+    torch.save({"w": torch.arange(3.0)}, tmp_path / "cpu.pt")
+    with zipfile.ZipFile(tmp_path / "cpu.pt") as old, zipfile.ZipFile(tmp_path / "last.pt", "w") as new:
+        for name in old.namelist():
+            new.writestr(name, old.read(name).replace(b"X\x03\0\0\0cpu", b"X\x07\0\0\0cuda:99"))
+    with pytest.raises(nanscan.CheckpointError, match=r"last\.pt' holds tensors of a device .*CUDA") as caught:
+        nanscan.load(tmp_path / "last.pt")
+    assert "map_location='cpu'" in str(caught.value)
+    assert torch.equal(nanscan.load(tmp_path / "last.pt", map_location="cpu")["w"], torch.arange(3.0))

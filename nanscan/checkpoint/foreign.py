@@ -1,4 +1,4 @@
-"""Files without digests: is it a torch archive at all, are its CRC-32 sums right, and what does loading refuse?"""
+"""Files without digests: is it a torch archive at all, are its sums right, and what can not be loaded from it?"""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from nanscan.messages import warn
 from nanscan.pickling.stream import inspect_pickle
 from nanscan.pickling.where import places_of_names
 
-__all__ = ["check_archive", "refusal"]
+__all__ = ["check_archive", "missing_class", "refusal"]
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how torch.save began a file before 1.6
 _CHUNK = 1 << 20
@@ -125,6 +125,31 @@ def refusal(path: str, error: Exception) -> CheckpointError:
         f"{path!r} holds {names}{where}, which weights_only=True refuses because unpickling it may run code. Convert "
         f"it where the file is made (to numbers, strings, lists, tensors); or, if you trust the file, allow it with "
         f"torch.serialization.add_safe_globals([{names}]), or load with weights_only=False"
+    )
+
+
+def missing_class(path: str, error: ImportError | AttributeError) -> CheckpointError | None:
+    """The error for a class of the file that can't be imported; None if ``error`` is about something else."""
+    attribute = re.match(r"Can't get attribute '([^']+)' on <module '([^']+)'", str(error))
+    if attribute is None and not isinstance(error, ModuleNotFoundError):
+        return None
+    module = attribute.group(2) if attribute else str(error.name)
+    try:
+        used = [use.path for use in inspect_pickle(path).globals]
+    except Exception:
+        return None
+    wanted = f"{module}.{attribute.group(1)}" if attribute else ""
+    names = [name for name in used if name == wanted or (not wanted and f"{name}.".startswith(f"{module}."))]
+    if not names:
+        return None  # the user's own code, which loading runs, fails
+    how = (
+        "define it in this script before loading"
+        if module == "__main__"
+        else f"make it importable under that name (if it has moved: sys.modules[{module!r}] = where it is now)"
+    )
+    return CheckpointError(
+        f"{path!r} holds {', '.join(names)}{_where(path, names)}, which can't be imported here ({error}): {how}, then "
+        "save state_dict() instead, which needs no class"
     )
 
 

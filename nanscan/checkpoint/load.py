@@ -21,6 +21,8 @@ from nanscan.errors import CheckpointError, CorruptCheckpoint
 
 __all__ = ["load", "verify_file"]
 
+_NO_DEVICE = ("Attempting to deserialize object on", "don't know how to restore data location")
+
 
 def load(
     path: str | os.PathLike[str], *, map_location: Any = None, weights_only: bool = True, verify: bool = True
@@ -43,7 +45,8 @@ def load(
 
     Raises:
         CorruptCheckpoint: the file is truncated, changed, empty or no checkpoint; damaged tensors are named.
-        CheckpointError: ``weights_only=True`` refuses what is in it; the message says what and what to do.
+        CheckpointError: ``weights_only=True`` refuses what is in it, or, with False, a class of it can't be imported,
+            or it holds tensors of a device that is not here; the message says what and what to do.
         CheckpointSystemError: there is no such file, or it can't be read: an `OSError` with its ``errno``.
 
     >>> import nanscan, tempfile, torch
@@ -136,10 +139,27 @@ def _torch_load(path: str, file: Any, map_location: Any, weights_only: bool) -> 
         raise foreign.refusal(path, error) from error
     except (EOFError, OSError) as error:  # torch on what is no archive: not the system's word
         raise _unreadable(path, error) from error
+    except (ImportError, AttributeError) as error:
+        missing = None if weights_only else foreign.missing_class(path, error)
+        if missing is None:
+            raise
+        raise missing from error
     except RuntimeError as error:
-        if isinstance(error, CheckpointError) or "PytorchStreamReader" not in str(error):
+        if isinstance(error, CheckpointError):
+            raise
+        if any(words in str(error) for words in _NO_DEVICE):
+            raise _of_another_device(path, error) from error
+        if "PytorchStreamReader" not in str(error):
             raise
         raise _unreadable(path, error) from error
+
+
+def _of_another_device(path: str, error: Exception) -> CheckpointError:
+    said = str(error).partition(". ")[0].splitlines()[0]
+    return CheckpointError(
+        f"{path!r} holds tensors of a device that this machine does not have ({said}): "
+        "nanscan.load(path, map_location='cpu'), or another device's name"
+    )
 
 
 def _unreadable(path: str, error: Exception) -> CorruptCheckpoint:
