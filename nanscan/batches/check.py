@@ -32,6 +32,7 @@ def check_batch(batch: Any, spec: BatchSpec | None = None) -> list[BatchProblem]
 
     - NaN and Inf, per sample; `-inf` in a field called `…mask…` or `…bias…` is legitimate;
     - labels that are all the ignore index; padding and attention masks that hide every key of a sample;
+    - bounding boxes without area, lengths of 0 (a warning), masks of 0 and 255 as targets (a warning);
     - empty fields, and inputs and labels that differ in their number of samples;
     - images that look unscaled, scaled twice, or constant (warnings; an image of zeros is taken for padding);
     - with a spec: labels, tokens, positions, lengths, values, dtypes and shapes other than it allows.

@@ -18,7 +18,8 @@ _PIXEL_MAX = 255
 def judge_classes(field: Field, value: Tensor, low: float, high: float, spec: BatchSpec) -> list[BatchProblem]:
     """Integer labels whose least and largest value are `low` and `high`; the fast answer is that all is well."""
     classes = _allowed(spec)
-    if low >= 0 and (classes is None or high < classes) and not (low == high and low in spec.ignored):
+    within = high != _PIXEL_MAX if classes is None else high < classes
+    if low >= 0 and within and not (low == high and low in spec.ignored):
         return []
     valid = torch.ones_like(value, dtype=torch.bool)
     for index in spec.ignored:
@@ -26,7 +27,7 @@ def judge_classes(field: Field, value: Tensor, low: float, high: float, spec: Ba
     if not valid.any():
         return [] if value.dim() == 0 or not field.batched else [_no_target(field, value, spec)]
     if classes is None:
-        return []
+        return judge_uint8_targets(field, value) if high == _PIXEL_MAX and low == 0 else []
     bad = valid & ((value < 0) | (value >= classes))
     return [_out_of_range(field, value, valid, bad, classes, spec)] if bad.any() else []
 
@@ -62,6 +63,8 @@ def _out_of_range(
 def _guess(valid: Tensor, bad: Tensor, classes: int) -> str:
     """What such labels usually are."""
     low, high = int(bad.min()), int(bad.max())
+    if low == high == _PIXEL_MAX and classes == 2 and bool(((valid == 0) | (valid == _PIXEL_MAX)).all()):
+        return "; 0 and 255 look like a uint8 mask: divide by 255 (or give ignore_index=255 here and to the loss)"
     if low == high and low in (-1, -100, _PIXEL_MAX):
         return f"; {low} looks like ignore: if it is, give ignore_index={low} here and to the loss"
     if int(valid.min()) >= 1 and low == high == classes:
@@ -69,7 +72,7 @@ def _guess(valid: Tensor, bad: Tensor, classes: int) -> str:
     return ""
 
 
-def judge_probabilities(field: Field, value: Tensor, low: float, high: float) -> list[BatchProblem]:
+def judge_probabilities(field: Field, value: Tensor, low: float, high: float, spec: BatchSpec) -> list[BatchProblem]:
     """Floating-point targets of a loss over classes, such as binary cross-entropy: probabilities."""
     if low >= 0.0 and high <= 1.0:
         return []
@@ -78,7 +81,7 @@ def judge_probabilities(field: Field, value: Tensor, low: float, high: float) ->
         return []
     count, index = int(bad.sum()), _first(bad)
     path, within = field.at(index)
-    hint = f"; {_PIXEL_MAX} looks like a uint8 mask: divide by 255" if high == _PIXEL_MAX else ""
+    hint = f"; {_PIXEL_MAX} looks like a uint8 mask: divide by 255" if high == _PIXEL_MAX else _numbers(value, spec)
     reason = (
         f"{field.name}: {_sample(field, index)} has {value[index].item():g}, targets of a binary or soft "
         f"cross-entropy must lie in [0, 1]; {count} of {value.numel()} outside [0, 1]{hint}"
@@ -86,8 +89,17 @@ def judge_probabilities(field: Field, value: Tensor, low: float, high: float) ->
     return [BatchProblem(path, reason, count, within, "error", "label", field.field)]
 
 
+def _numbers(value: Tensor, spec: BatchSpec) -> str:
+    """Class numbers that were made floating-point, as pandas makes them."""
+    if value.dim() != 1 or (spec.num_classes or 0) < 3 or not bool((value == value.round()).all()):
+        return ""
+    return (
+        f"; whole numbers look like classes stored as {str(value.dtype)[6:]}: cross_entropy takes them as labels.long()"
+    )
+
+
 def judge_uint8_targets(field: Field, value: Tensor) -> list[BatchProblem]:
-    """Floating-point targets whose largest value is exactly 255: do they hold nothing but 0 and 255?"""
+    """Targets whose largest value is exactly 255: do they hold nothing but 0 and 255?"""
     bright = value == _PIXEL_MAX
     if not bool((bright | (value == 0)).all()):
         return []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,11 @@ _TEXT = re.compile(r"ids|idx|text|src|tgt|source|x|inputs?")  # tokens only wher
 _POSITIONS = re.compile(r"(.*_)?position_ids|positions")
 _PADDING = re.compile(r"(.*_)?(padding_mask|pad_mask)")
 _ATTENTION = re.compile(r"(.*_)?attention_mask")
+_SCORES = re.compile(r"(.*_)?(attn_mask|src_mask|tgt_mask|memory_mask)")  # added to scores where it is floating-point
+_TYPES = re.compile(r"(.*_)?(token_type_ids|segment_ids|type_ids)")
+_LENGTHS = re.compile(r"(?!.*(target|label|tgt|trg)).*?(lengths?|lens?|seq_?len)")
+_BOXES = re.compile(r"(.*_)?b?box(es)?")
+_MAPS = re.compile(r"(.*_)?(masks?|segmentation|seg|label_map)")  # targets where they lie upon an image
 _IMAGE = re.compile(r"(.*_)?(images?|imgs?|pixels?|pixel_values|photos?|pictures?)(_\d+)?")
 _INPUT = re.compile(r"x|xs|inputs?|data|features?|image\w*|img\w*|pixel\w*")
 _ADDITIVE = re.compile(r".*(mask|bias).*")
@@ -34,7 +40,8 @@ class Field:
         name: what messages call it: its last key, else `labels` for the targets of a pair, else its path.
         field: its dotted path for `BatchSpec(fields=…)`, without the index of a list of samples.
         batched: True if its first dimension counts samples; False for a sample of its own and for 0-dim.
-        role: `"label"`, `"token"`, `"position"`, `"padding"`, `"attention"`, `"image"`, `"input"` or `""`.
+        role: `"label"`, `"token"`, `"type"`, `"position"`, `"padding"`, `"attention"`, `"scores"`, `"image"`,
+            `"input"`, `"lengths"`, `"box"` or `""`.
         additive: True if `-inf` in it is legitimate: a mask or bias that is added to scores.
     """
 
@@ -73,7 +80,16 @@ def fields_of(leaves: Sequence[Leaf]) -> list[Field]:
         plain = tuple(step for i, step in enumerate(steps) if i not in lists)
         batched = value.dim() > 0 and not lists and steps[:-1] not in packed and not value.is_nested
         made.append(_field(steps, plain, value, batched, pair))
-    return made
+    return made if any(field.role == "label" for field in made) else [_as_target(field, made) for field in made]
+
+
+def _as_target(field: Field, fields: Sequence[Field]) -> Field:
+    """A mask of the size of an image is what is to be learnt, in a batch without labels."""
+    images = [other for other in fields if other.role == "image" and len(other.shape) > 2]
+    fits = any(other.shape[-2:] == field.shape[-2:] for other in images)
+    if not fits or len(field.shape) < 3 or field.dtype is torch.bool or not _MAPS.fullmatch(field.name.lower()):
+        return field
+    return dataclasses.replace(field, role="label", additive=False)
 
 
 def _field(steps: tuple[Step, ...], plain: tuple[Step, ...], value: Tensor, batched: bool, pair: bool) -> Field:
@@ -88,16 +104,24 @@ def _field(steps: tuple[Step, ...], plain: tuple[Step, ...], value: Tensor, batc
 def _role(key: str, value: Tensor, place: int | None) -> str:
     """By name; a name that fits but a dtype that does not is no match."""
     name, whole = key.lower(), is_int(value.dtype)
+    if whole and value.dim() == 1 and _LENGTHS.fullmatch(name):
+        return "lengths"
+    if _BOXES.fullmatch(name) and value.dim() in (2, 3) and value.shape[-1] == 4 and value.dtype is not torch.bool:
+        return "box"
     if name.startswith(("num_", "n_", "len_")) or name.endswith(("_len", "_length", "_lengths")):
         return ""
     if whole and (_TOKENS.fullmatch(name) or (_TEXT.fullmatch(name) and _is_text(value))):
         return "token"
+    if whole and _TYPES.fullmatch(name):
+        return "type"
     if whole and _POSITIONS.fullmatch(name):
         return "position"
     if _PADDING.fullmatch(name):
         return "padding"
     if _ATTENTION.fullmatch(name):
         return "attention"
+    if _SCORES.fullmatch(name) and value.is_floating_point() and value.dim() > 1:
+        return "scores"
     if _LABELS.fullmatch(name):
         return "label" if value.dtype is not torch.bool else ""
     if _IMAGE.fullmatch(name) and value.dim() >= 2:

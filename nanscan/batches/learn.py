@@ -95,6 +95,7 @@ class Learner:
                 known[name] = self._field_spec(seen)
         made = dataclasses.replace(self.base, fields=known)
         made._sources.update(self.base._sources)
+        made._token_types.update(self.base._token_types)
         return made
 
     def _field_spec(self, seen: _Seen) -> FieldSpec:

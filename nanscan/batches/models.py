@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-__all__ = ["Size", "sizes_of", "takes_time_first"]
+__all__ = ["Size", "sizes_of", "takes_time_first", "token_types_of"]
 
 _TOKEN = re.compile(r"tok(en)?s?(_?emb(ed(ding)?s?)?)?|word(_?emb(ed(ding)?s?)?)?|wte|embed_tokens|shared|vocab\w*")
 _POSITION = re.compile(r"pos(ition)?(al)?s?(_?(emb(ed(ding)?s?)?|enc(od(er|ing))?|table|ids))?|wpe|pe|embed_positions")
+_TYPE = re.compile(r"(token_?)?(type|segment|seg)s?(_?emb(ed(ding)?s?)?)?")
 _OTHER = re.compile(r".*(type|segment|lang|task|time|class|label|user|item).*")
 _HEAD = re.compile(
     r"(lm_)?head|heads|classifier|fc|fc_out|cls|cls_head|logits|out|output|out_?conv|outc|score|final|qa_outputs"
@@ -92,6 +93,13 @@ def _vocabulary(model: nn.Module) -> Size | None:
         return None
     path, rows = max(chosen, key=lambda table: table[1])
     return Size(rows, _module(path))
+
+
+def token_types_of(model: nn.Module) -> Size | None:
+    """The rows of the table of token types (sentence A and B), None where there is none."""
+    model = _unwrapped(model)
+    found = [Size(rows, _module(path)) for path, rows in _embeddings(model) if _TYPE.fullmatch(_last(path))]
+    return found[0] if found else _configured(getattr(model, "config", None), "type_vocab_size")
 
 
 def _positions(model: nn.Module, config: Any) -> Size | None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from nanscan.batches.boxes import any_without_area, judge_boxes
 from nanscan.batches.classes import judge_classes, judge_probabilities
 from nanscan.batches.fields import Field, fields_of, is_int
 from nanscan.batches.images import any_may_be_constant, judge_constant, judge_range
@@ -18,7 +19,7 @@ from nanscan.batches.masks import any_row_masked, judge_mask
 from nanscan.batches.problem import BatchProblem
 from nanscan.batches.shapes import judge_shapes
 from nanscan.batches.spec import BatchSpec, FieldSpec
-from nanscan.batches.tokens import judge_ids
+from nanscan.batches.tokens import judge_ids, judge_lengths
 from nanscan.batches.walk import WIDE, Leaf
 from nanscan.engine.tensors import is_float8
 
@@ -90,18 +91,33 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         _ask_integers(plan, i, one, spec)
     elif one.dtype.is_floating_point:
         _ask_floats(plan, i, one, spec)
-    if one.role in ("padding", "attention") and one.batched and len(one.shape) == 2:
+    if one.role == "box" and (known is None or known != FieldSpec()):
+        plan.questions.append(
+            Question(i, _box_answer, lambda value, told: judge_boxes(one, numbers(value)) if told[0] else [])
+        )
+    if _is_mask(one):
         ask = partial(_mask_answer, one.role)
         plan.questions.append(Question(i, ask, lambda value, told: judge_mask(one, numbers(value)) if told[0] else []))
+
+
+def _is_mask(one: Field) -> bool:
+    """Whether it is known what it hides: padding by sample, attention by sample too, additive ones by row."""
+    if one.role == "scores":
+        return True
+    return one.batched and (one.role == "attention" or len(one.shape) == 2) and one.role in ("padding", "attention")
 
 
 def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     ask = _short_extremes if len(one.shape) == 1 and one.shape[0] <= _SHORT else torch.aminmax
     if one.role == "label":
-        fine = None if any(index >= 0 for index in spec.ignored) else (0, (spec.num_classes or math.inf) - 1)
+        maps = one.dtype is torch.uint8 or len(one.shape) > 2  # which may hold 0 and 255
+        most = spec.num_classes or (255 if maps else math.inf)
+        fine = None if any(index >= 0 for index in spec.ignored) else (0, most - 1)
         plan.questions.append(Question(i, ask, partial(_judged, judge_classes, one, spec), fine))
         return
-    size = {"token": spec.vocab_size, "position": spec.max_positions}.get(one.role)
+    if one.role == "lengths":
+        plan.questions.append(Question(i, ask, lambda value, told: judge_lengths(one, value), (1, math.inf)))
+    size = spec.rows_of(one.role)
     if size is not None:
         plan.questions.append(Question(i, ask, partial(_judged, judge_ids, one, spec), (0, size - 1)))
 
@@ -109,7 +125,7 @@ def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
 def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     if one.role == "label":
         if spec.num_classes is not None and not spec.source("num_classes"):
-            judge = lambda value, told: judge_probabilities(one, numbers(value), *told)  # noqa: E731
+            judge = lambda value, told: judge_probabilities(one, numbers(value), told[0], told[1], spec)  # noqa: E731
             plan.questions.append(Question(i, _extremes, judge, (0.0, 1.0)))
         else:
             plan.targets.append(i)
@@ -167,6 +183,10 @@ def _short_extremes(value: Tensor) -> Sequence[Answer]:
 
 def _mask_answer(role: str, value: Tensor) -> tuple[Tensor, ...]:
     return (any_row_masked(role, numbers(value)),)
+
+
+def _box_answer(value: Tensor) -> tuple[Tensor, ...]:
+    return (any_without_area(numbers(value)),)
 
 
 def _constant_answer(value: Tensor) -> tuple[Tensor, ...]:

@@ -20,8 +20,8 @@ class BatchProblem:
         count: how many elements (of a length: how many positions too many; of a field as a whole: 1).
         first: index of the first bad element within what `path` names; None where no single element is to blame.
         severity: `"error"`: it breaks or spoils the step; `"warning"`: it looks wrong and may be meant.
-        kind: what sort of problem: `"nonfinite"`, `"label"`, `"no_target"`, `"token"`, `"length"`, `"mask"`, `"range"`,
-            `"scale"`, `"constant"`, `"dtype"`, `"shape"`, `"missing"`, `"size"`, `"empty"` or `"unreadable"`.
+        kind: what sort of problem: `"nonfinite"`, `"label"`, `"no_target"`, `"token"`, `"length"`, `"mask"`, `"box"`,
+            `"range"`, `"scale"`, `"constant"`, `"dtype"`, `"shape"`, `"missing"`, `"size"`, `"empty"`, `"unreadable"`.
         field: the field as `BatchSpec(fields=…)` names it: `"image"`, `"labels.mask"`, `"1"`.
 
     >>> print(BatchProblem('batch["image"][1]', "has 4 NaN of 4 (first at [0, 0, 0])", 4, (0, 0, 0)))

@@ -17,6 +17,8 @@ __all__ = ["judge_shapes"]
 # Fields beside which the first dimension may count nodes, edges or time steps instead of samples.
 _RAGGED = ("length", "lengths", "edge_index", "ptr", "cu_seqlens", "offsets", "batch_sizes")
 
+_UNCOUNTED = ("", "scores", "lengths", "box")  # their first dimension is often another
+
 
 def judge_shapes(fields: Sequence[Field], spec: BatchSpec) -> list[BatchProblem]:
     """Every problem that is told without reading a value."""
@@ -96,7 +98,7 @@ def _sizes(fields: Sequence[Field]) -> list[BatchProblem]:
 def _sizes_in(family: Sequence[Field]) -> list[BatchProblem]:
     if any(field.name.lower().endswith(_RAGGED) for field in family):
         return []
-    counted = [field for field in family if field.batched and field.shape[0] and field.role]
+    counted = [field for field in family if field.batched and field.shape[0] and field.role not in _UNCOUNTED]
     inputs = [field for field in counted if field.role in ("image", "input", "token", "padding", "attention")]
     if not inputs:
         return []

@@ -92,6 +92,7 @@ class BatchSpec:
     value_range: tuple[float, float] | None = field(default=None, kw_only=True)
     fields: Mapping[str, FieldSpec] | None = field(default=None, kw_only=True)
     _sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _token_types: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,8 +113,9 @@ class BatchSpec:
 
         The token table is the Embedding called `tok…`, `word…`, `wte`, `embed_tokens` …, or the only one there is;
         the position table (Embedding, parameter or buffer) `pos…`, `wpe`, `pe`; the classes are the outputs of the
-        last Linear or Conv (`head`, `classifier`, `fc`, `lm_head` …). A Hugging Face `model.config` adds `vocab_size`,
-        `num_labels` and `max_position_embeddings`. What can't be told for sure is left None.
+        last Linear or Conv (`head`, `classifier`, `fc`, `lm_head` …); a table of token types is read too. A Hugging
+        Face `model.config` adds `vocab_size`, `num_labels` and `max_position_embeddings`. What can't be told for sure
+        is left None.
 
         Args:
             model: any module; a compiled or DDP one is looked into. Or a `paddle.nn.Layer`.
@@ -124,7 +126,7 @@ class BatchSpec:
         >>> spec.vocab_size, spec.max_positions, spec.num_classes
         (10, 4, None)
         """
-        from nanscan.batches.models import sizes_of, takes_time_first
+        from nanscan.batches.models import sizes_of, takes_time_first, token_types_of
 
         if paddle_objects.is_layer(model):
             from nanscan.batches.paddle_layers import outline_of
@@ -134,6 +136,9 @@ class BatchSpec:
         arguments: dict[str, Any] = {name: size.value for name, size in found.items()}
         spec = cls(**arguments, **known)
         spec._sources.update({name: size.source for name, size in found.items()})
+        types = token_types_of(model)
+        if types is not None:
+            spec._token_types["rows"], spec._sources["token_types"] = types.value, types.source
         if takes_time_first(model):
             spec._sources["time_first"] = "maybe"
         return spec
@@ -176,6 +181,11 @@ class BatchSpec:
     def source(self, name: str) -> str:
         """The module that a size was read off, '' where it was given."""
         return self._sources.get(name, "")
+
+    def rows_of(self, role: str) -> int | None:
+        """The rows of the table that ids of this role are looked up in, None where it is not known."""
+        types = self._token_types.get("rows")
+        return {"token": self.vocab_size, "position": self.max_positions, "type": types}.get(role)
 
     def plan_of(self, form: Any) -> Any:
         """What `remember` kept for batches of this form, else None."""

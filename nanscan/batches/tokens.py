@@ -1,4 +1,4 @@
-"""Token and position ids within their tables, sequences no longer than the position table."""
+"""Token, type and position ids within their tables; sequences that are not empty, nor longer than the table."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from nanscan.batches.problem import BatchProblem
 from nanscan.batches.spec import BatchSpec
 from nanscan.report import unravel
 
-__all__ = ["judge_ids", "too_long"]
+__all__ = ["judge_ids", "judge_lengths", "too_long"]
 
 
 def judge_ids(field: Field, value: Tensor, low: float, high: float, spec: BatchSpec) -> list[BatchProblem]:
     """Ids whose least and largest value are `low` and `high`."""
-    size = spec.vocab_size if field.role == "token" else spec.max_positions
+    size = spec.rows_of(field.role)
     if size is None or (low >= 0 and high < size):
         return []
     bad = (value < 0) | (value >= size)
@@ -23,7 +23,7 @@ def judge_ids(field: Field, value: Tensor, low: float, high: float, spec: BatchS
     index = unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), value.shape)
     path, within = field.at(index)
     first = int(value[index])
-    table = f"vocabulary {size}" if field.role == "token" else f"{size} positions"
+    table = {"token": f"vocabulary {size}", "type": f"{size} token types"}.get(field.role, f"{size} positions")
     reason = (
         f"{field.name}[{', '.join(map(str, index))}] = {first}{' (negative)' if first < 0 else ''}, {table} "
         f"(max {size - 1}); {count} of {value.numel()} bad{_guess(first, size, field, spec)}{_source(spec, field)}"
@@ -32,7 +32,7 @@ def judge_ids(field: Field, value: Tensor, low: float, high: float, spec: BatchS
 
 
 def _source(spec: BatchSpec, field: Field) -> str:
-    source = spec.source("vocab_size" if field.role == "token" else "max_positions")
+    source = spec.source({"token": "vocab_size", "type": "token_types"}.get(field.role, "max_positions"))
     return f"; the table is that of {source}" if source else ""
 
 
@@ -42,6 +42,20 @@ def _guess(first: int, size: int, field: Field, spec: BatchSpec) -> str:
     if field.role == "token" and first >= size:
         return "; if tokens were added to the tokenizer, enlarge the model's table (resize_token_embeddings)"
     return ""
+
+
+def judge_lengths(field: Field, value: Tensor) -> list[BatchProblem]:
+    """Lengths of sequences, of which one is 0 or negative."""
+    bad = value <= 0
+    count, index = int(bad.sum()), unravel(int(bad.to(torch.uint8).argmax()), value.shape)
+    path, within = field.at(index)
+    first = int(value[index])
+    reason = (
+        f"{field.name}: sample {index[0]} has length {first}; {count} of {value.numel()} bad. pack_padded_sequence "
+        "refuses it, and a mean over its steps is 0/0 = NaN: drop empty sequences"
+    )
+    severity = "error" if first < 0 else "warning"
+    return [BatchProblem(path, reason, count, within, severity, "length", field.field)]  # type: ignore[arg-type]
 
 
 def too_long(field: Field, spec: BatchSpec) -> list[BatchProblem]:

@@ -1,0 +1,124 @@
+"""Fields that are judged by what they are for: segmentation masks, boxes, lengths, token types, additive masks."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nanscan import BatchProblem, BatchSpec, check_batch
+
+IMAGES = torch.rand(2, 3, 4, 4)
+BINARY = torch.tensor([[[0, 255], [255, 0]]]).repeat_interleave(2, 1).repeat_interleave(2, 2).expand(2, 4, 4).clone()
+
+
+def only(batch: Any, spec: BatchSpec | None = None) -> BatchProblem:
+    problems = check_batch(batch, spec)
+    assert len(problems) == 1, [str(problem) for problem in problems]
+    return problems[0]
+
+
+# --- the mask of a segmentation
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64, torch.float32])
+def test_a_mask_upon_an_image_is_a_target_and_255_is_named(dtype: torch.dtype) -> None:
+    batch = {"image": IMAGES, "mask": BINARY.to(dtype)}
+    assert only(batch).severity == "warning" and "divide by 255" in only(batch).reason
+    told = only(batch, BatchSpec(num_classes=1))
+    assert told.severity == "error" and told.path == 'batch["mask"][0]' and "divide by 255" in told.reason
+    assert check_batch({"image": IMAGES, "mask": (BINARY > 0).to(dtype)}, BatchSpec(num_classes=1)) == []
+
+
+def test_classes_of_a_mask_stay_in_range_and_other_masks_are_let_be() -> None:
+    mask = torch.zeros(2, 4, 4, dtype=torch.int64)
+    mask[1, 2, 3] = 7
+    assert only({"pixel_values": IMAGES, "masks": mask}, BatchSpec(num_classes=5)).reason.startswith(
+        "masks: sample 1 at [2, 3] has 7, allowed 0..4"
+    )
+    spec = BatchSpec(num_classes=5)
+    labelled = {"image": IMAGES, "labels": torch.tensor([0, 4]), "mask": mask}  # the classes are those of the labels
+    text = {"input_ids": torch.ones(2, 4, dtype=torch.int64), "mask": torch.full((2, 4, 4), -math.inf).triu(1)}
+    for batch in (labelled, text, {"image": IMAGES, "mask": torch.full((2, 8, 8), 9)}):
+        assert check_batch(batch, spec) == []
+
+
+def test_class_numbers_that_are_floating_point_are_said_to_be_that() -> None:
+    problem = only({"x": torch.rand(4, 2), "labels": torch.tensor([0.0, 1.0, 2.0, 1.0])}, BatchSpec(num_classes=3))
+    assert "classes stored as float32" in problem.reason and "labels.long()" in problem.reason
+
+
+# --- boxes
+
+
+def targets(*boxes: list[float], key: str = "boxes") -> Any:
+    return [torch.rand(3, 8, 8)], [{key: torch.tensor(boxes), "labels": torch.ones(len(boxes), dtype=torch.int64)}]
+
+
+@pytest.mark.parametrize("box", [[5.0, 5.0, 5.0, 9.0], [9.0, 9.0, 2.0, 2.0], [0.0, 0.0, 0.0, 0.0]])
+def test_a_box_without_area_is_named(box: list[float]) -> None:
+    problem = only(targets([0.0, 0.0, 4.0, 4.0], box))
+    assert problem.reason.startswith(f"boxes: box [1] is ({', '.join(f'{n:g}' for n in box)}), without width or height")
+    assert problem.path == 'batch[1][0]["boxes"]' and (problem.first, problem.severity) == ((1,), "error")
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        targets([0.0, 0.0, 4.0, 4.0], [1.0, 2.0, 3.0, 4.0]),
+        targets([0.5, 0.5, 0.2, 0.1], [0.3, 0.3, 0.3, 0.3]),  # centre and size, as fractions
+        targets([50.0, 60.0, 20.0, 10.0], [10.0, 10.0, 10.0, 30.0], key="bbox"),  # corner and size
+        {"image": IMAGES, "boxes": torch.tensor([[[0.0, 0, 1, 1], [0, 0, 0, 0]], [[1, 1, 3, 3], [-1, -1, -1, -1]]])},
+    ],
+)
+def test_boxes_of_every_usual_form_and_rows_that_fill_up_pass(batch: Any) -> None:
+    assert check_batch(batch) == []
+
+
+# --- lengths
+
+
+def test_an_empty_sequence_is_a_warning_and_a_negative_length_an_error() -> None:
+    problem = only({"x": torch.rand(3, 5, 2), "lengths": torch.tensor([5, 0, 2])})
+    assert problem.reason.startswith("lengths: sample 1 has length 0") and problem.severity == "warning"
+    assert only({"seq_len": torch.tensor([3, -1])}).severity == "error"
+    assert check_batch({"lengths": torch.tensor([5, 1]), "target_lengths": torch.tensor([0, 3])}) == []
+
+
+# --- token types
+
+
+class Sentences(nn.Module):
+    def __init__(self, types: int) -> None:
+        super().__init__()
+        self.word_embeddings, self.token_type_embeddings = nn.Embedding(10, 4), nn.Embedding(types, 4)
+
+
+def test_a_token_type_beyond_its_table_is_named() -> None:
+    batch = {"input_ids": torch.ones(2, 3, dtype=torch.int64), "token_type_ids": torch.tensor([[0, 0, 1], [0, 1, 1]])}
+    assert check_batch(batch, BatchSpec.from_model(Sentences(2))) == [] == check_batch(batch)
+    problem = only(batch, BatchSpec.from_model(Sentences(1)))
+    assert problem.reason.startswith("token_type_ids[0, 2] = 1, 1 token types (max 0); 3 of 6 bad")
+    assert "module token_type_embeddings" in problem.reason and problem.kind == "token"
+
+
+# --- masks
+
+
+def test_a_row_of_an_additive_mask_that_is_all_minus_infinity_is_named() -> None:
+    mask = torch.full((3, 3), -math.inf).triu(1)
+    mask[1] = -math.inf
+    assert only({"attn_mask": mask}).reason.startswith("attn_mask row 1 masks every key")
+    assert only({"src_mask": mask.expand(2, 3, 3)}).reason.startswith("src_mask row [0, 1] masks every key (2 of 6")
+
+
+def test_a_mask_of_four_dimensions_that_hides_a_sample_is_named_and_its_rows_of_padding_are_not() -> None:
+    keep = torch.tensor([[1, 1, 0], [0, 0, 0]])
+    for mask in (keep[:, None, None], (keep[:, :, None] * keep[:, None])[:, None]):
+        problem = only({"attention_mask": mask})
+        assert problem.path == 'batch["attention_mask"][1]' and "row 1 masks every key" in problem.reason
+    padded: Tensor = keep[:1, :, None] * keep[:1, None]
+    assert check_batch({"attention_mask": padded[:, None]}) == []  # the third row is that of a key that is hidden too
