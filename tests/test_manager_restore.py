@@ -185,6 +185,18 @@ def test_plain_torch_file_with_the_usual_names_is_accepted(tmp_path: Path) -> No
     assert same(other.state(), [*run.state()[:-2], *other.state()[-2:]])
 
 
+@pytest.mark.parametrize("around", [None, "state_dict", "net"], ids=str)
+def test_state_of_a_model_alone_is_accepted_with_its_prefixes_and_counted(tmp_path: Path, around: str | None) -> None:
+    source, model = nn.Linear(2, 2), nn.Linear(2, 2)
+    state = {f"_orig_mod.module.{name}": value for name, value in source.state_dict().items()}
+    torch.save({around: state, "accuracy": 0.5} if around else state, tmp_path / "theirs.pt")
+    with CheckpointManager(tmp_path) as manager, pytest.warns(CheckpointWarning, match="not in the checkpoint.*: rng"):
+        restored = manager.restore(model=model, path=tmp_path / "theirs.pt")
+    assert restored is not None and restored.extra == ({"accuracy": 0.5} if around else {})
+    assert restored.model_match is not None and len(restored.model_match.adapted) == 2
+    assert torch.equal(model.weight, source.weight) and torch.equal(model.bias, source.bias)
+
+
 @pytest.mark.parametrize("content", [[1, 2], {"weights": torch.ones(1)}, {"optimizer": {}}, {"model": 3}], ids=str)
 def test_file_without_the_model_that_is_asked_for_is_passed_over(tmp_path: Path, content: object) -> None:
     saved_run(tmp_path, 1)

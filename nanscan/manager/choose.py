@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from nanscan import messages
 from nanscan.checkpoint.load import load
 from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
@@ -20,6 +22,9 @@ from nanscan.manager.sharded.reading import laid_out, own_part
 __all__ = ["Chosen", "choose"]
 
 _FIELDS = ("format", "version", "step", "epoch", "extra", "rng", "guard", "optimizer_names", "nanscan")
+
+
+_OTHER_NAMES = {"model": ("state_dict", "net"), "scheduler": ("lr_scheduler",)}  # of torch.save, in scripts of others
 
 
 class Chosen(NamedTuple):
@@ -51,7 +56,7 @@ def choose(folder: Folder, only: Path | None, parts: Mapping[str, Any], ranks: R
     for entry in entries:
         _pass_incomplete(passed, incomplete, entry.step)
         try:
-            return Chosen(entry.path, _read(entry, parts, ranks), tuple(passed))
+            return Chosen(entry.path, _read(entry, parts, ranks, only is not None), tuple(passed))
         except RanksLost:
             raise
         except (CheckpointError, OSError, Unusable) as error:
@@ -78,13 +83,13 @@ def _pass_incomplete(passed: list[PassedOver], incomplete: list[Entry], step: in
         _warn(passed[-1])
 
 
-def _read(entry: Entry, parts: Mapping[str, Any], ranks: Ranks) -> dict[str, Any]:
+def _read(entry: Entry, parts: Mapping[str, Any], ranks: Ranks, named: bool) -> dict[str, Any]:
     """A checkpoint's dict on every rank, or the same error on all."""
     kept: list[dict[str, Any]] = []
     if ranks.by_first(lambda: entry.is_sharded, "what kind of checkpoint it is"):
         kept.append(read_sharded(entry, parts, ranks))
     else:
-        ranks.together(lambda: kept.append(_read_file(entry)), "what was read")
+        ranks.together(lambda: kept.append(_read_file(entry, named)), "what was read")
         kept[0] = laid_out(own_part(kept[0], ranks), parts)
     if parts.get("model") is not None and "model" not in kept[0]:
         has = ", ".join(map(repr, kept[0]))
@@ -92,15 +97,18 @@ def _read(entry: Entry, parts: Mapping[str, Any], ranks: Ranks) -> dict[str, Any
     return kept[0]
 
 
-def _read_file(entry: Entry) -> dict[str, Any]:
+def _read_file(entry: Entry, named: bool) -> dict[str, Any]:
     saved = load(entry.path, map_location="cpu")
     if not isinstance(saved, dict):
         raise Unusable(f"it holds a {type(saved).__name__}, not the dict of a checkpoint")
-    return _unified(saved, entry.step)
+    return _unified(saved, entry.step, named)
 
 
-def _unified(saved: Mapping[Any, Any], step: int) -> dict[str, Any]:
-    """A checkpoint's dict with the manager's names, also of one that torch.save wrote."""
+def _unified(saved: Mapping[Any, Any], step: int, named: bool) -> dict[str, Any]:
+    """A checkpoint's dict with the manager's names, also of one that torch.save wrote.
+
+    A file that the user named may also hold the state of a model and nothing around it.
+    """
     if saved.get("format") == FORMAT:
         version = saved.get("version")
         if not isinstance(version, int) or version > VERSION:
@@ -111,11 +119,13 @@ def _unified(saved: Mapping[Any, Any], step: int) -> dict[str, Any]:
     found: dict[str, Any] = {"step": step}
     rest = dict(saved)
     for name in PARTS:
-        for key in (name, f"{name}_state_dict"):
+        for key in (name, f"{name}_state_dict", *_OTHER_NAMES.get(name, ())):
             if isinstance(rest.get(key), Mapping):
                 found[name] = rest.pop(key)
                 break
     if not any(name in found for name in PARTS):
+        if named and _is_state_dict(saved):
+            return {**found, "model": saved}
         raise Unusable("it is no checkpoint: its dict has none of " + ", ".join(map(repr, PARTS)))
     own = rest.pop("extra", {})
     for name in _FIELDS:
@@ -123,6 +133,11 @@ def _unified(saved: Mapping[Any, Any], step: int) -> dict[str, Any]:
             found[name] = rest.pop(name)
     found["extra"] = {**rest, **own} if isinstance(own, Mapping) else {**rest, "extra": own}
     return found
+
+
+def _is_state_dict(saved: Mapping[Any, Any]) -> bool:
+    tensors = [isinstance(value, torch.Tensor) for key, value in saved.items() if not str(key).endswith("_extra_state")]
+    return any(tensors) and all(tensors) and all(isinstance(key, str) for key in saved)
 
 
 def _warn(passed: PassedOver) -> None:

@@ -306,7 +306,7 @@ class CheckpointManager:
         Args:
             model, optimizer, scheduler, scaler, loader: what to load into, built as before; None: not restored.
             strict: False: load what matches of model and optimizer, and warn about the rest.
-            path: take this file instead of the newest; `best_checkpoint()` gives one.
+            path: take this file instead of the newest; `best_checkpoint()` gives one, or what holds a model's state alone.
 
         Returns:
             What was found, with `.step`, `.epoch`, `.extra`, `.path`; None if the folder holds no checkpoint.
