@@ -201,6 +201,19 @@ def test_a_gradient_penalty_that_fails_in_consecutive_steps_is_named_at_the_seco
 
 
 @pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
+def test_a_mask_that_the_model_returns_and_the_loss_takes_in_is_said_to_be_one():
+    net = nn.Linear(4, 3)
+    hide = net.register_forward_hook(lambda module, args, out: out.masked_fill(torch.tensor([True] * 3), -float("inf")))
+    optimizer = guarded(net)
+    loss = net(torch.randn(1, 4)).logsumexp(-1).mean()
+    loss.backward()
+    optimizer.observe(loss)
+    optimizer.step()
+    hide.remove()
+    assert "the model's output holds 3 Inf that were written on purpose" in optimizer.last_report.origin.hint
+
+
+@pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
 def test_a_loss_scale_that_float16_cannot_hold_is_said_to_be_one():
     torch.manual_seed(0)
     net = nn.Linear(4, 3)

@@ -142,6 +142,12 @@ REDUCTIONS = [
         healthy=lambda: torch.linalg.vector_norm(torch.full((3,), 6e4, dtype=HALF), dtype=torch.float32),
     ),
     case(
+        "log_softmax of scores too far apart",
+        "from -65504 to 100 at [0]: their distance is beyond 65504",
+        bad=lambda: leaf(-65504.0, 100.0, dtype=HALF).log_softmax(-1),
+        healthy=lambda: leaf(-1e4, 100.0, dtype=HALF).log_softmax(-1),
+    ),
+    case(
         "logsumexp of all -inf",
         "row 1: logsumexp of nothing but -inf",
         bad=lambda: torch.tensor([[0.0, 1.0], [-INF, -INF]], requires_grad=True).logsumexp(-1),

@@ -234,6 +234,10 @@ def test_a_loss_that_a_written_mask_made_infinite_is_named():
         (-scores().log_softmax(-1)[:, 0].mean()).backward()  # the loss
     assert [(o.op, o.kind) for o in t.origins] == [("aten.neg", "inf")]
     assert t.origin.code.endswith("# the loss") and "masked -inf" in t.origin.hint
+    with nanscan.trace() as t:  # a row of nothing but -inf: its logsumexp is right, the gradient of it is not
+        (torch.zeros(2, requires_grad=True) - float("inf")).logsumexp(-1).backward()
+    assert [(o.op, o.kind, o.phase) for o in t.origins] == [("LogsumexpBackward0", "nan", "backward")]
+    assert "logsumexp of nothing but -inf" in t.origin.hint
     with nanscan.trace() as t:  # masked scores as the output of a model, with a gradient given
         scores().backward(torch.ones(2, 3))
     assert t.origins == []

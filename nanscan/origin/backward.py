@@ -38,6 +38,7 @@ _MOVERS = frozenset({
 # fmt: on
 # Under these names a node saves what its forward took, as against what it made.
 _INPUTS = frozenset({"self", "other", "input", "weight", "mat1", "mat2", "batch1", "batch2", "target", "vec"})
+_LOG_SUMS = ("Logsumexp", "Logaddexp", "Logcumsumexp")
 _moves: dict[type, bool] = {}
 
 
@@ -58,6 +59,7 @@ class GraphWatch:
         self._parents: dict[Any, list[Any]] = {}
         self._waiting: list[tuple[Finding, str | None]] = []  # count, with that note, once a bad gradient arrives
         self._arrived = False
+        self._masked: Finding | None = None  # a loss of -Inf that a mask made
         self._mapped = 0
 
     def run(self, original: Callable[..., Any], roots: Sequence[Any], args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -114,7 +116,7 @@ class GraphWatch:
         call = None if loss.grad_fn is None else self._call(loss.grad_fn)
         if call is not None and not any(f.is_origin for f in self.judge.findings):
             given = [f.origin for f in self.judge.made(loss) if f.outside]
-            self.judge.add(loss_of_mask(call, loss.detach(), self.judge.modules, given))
+            self._masked = self.judge.add(loss_of_mask(call, loss.detach(), self.judge.modules, given))
 
     def _watch(self, roots: Sequence[Any], handles: list[Any]) -> None:
         """Put hooks on all nodes that the roots lead to."""
@@ -204,6 +206,9 @@ class GraphWatch:
         """A bad gradient has reached a leaf or the caller: what was found on the way counts."""
         self._arrived = True
         waiting, self._waiting = self._waiting, []
+        masked, self._masked = self._masked, None
+        if masked is not None and any(f.origin.op.startswith(_LOG_SUMS) for f, _ in waiting):
+            masked.counts, masked.consumed = False, True  # of nothing but -Inf: the value is right, the gradient is not
         for finding, note in waiting:
             if note is None:
                 finding.counts = True

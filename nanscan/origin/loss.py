@@ -48,8 +48,8 @@ def loss_nodes(loss: Tensor) -> list[str]:
     return found
 
 
-def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str]) -> Origin:
-    """The origin for a loss function that was not traced."""
+def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str], masked: Tensor | None) -> Origin:
+    """The origin for a loss function that was not traced; `masked` is an output of the model that holds an Inf."""
     bad = loss if loss is not None else gradient
     assert bad is not None
     counts = bad_counts(bad.detach())
@@ -60,12 +60,23 @@ def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str]) 
         op="loss",
         outputs=(what,),
         note=_note(loss, nodes),
-        hint=(_scaled(bad) if loss is None and not counts[0] else "")
+        hint=_masked(masked)
+        + (_scaled(bad) if loss is None and not counts[0] else "")
         + (
-            "the model's forward and backward are finite when run again: the loss function made it. From now on it is "
+            "no op of the model makes a NaN or Inf when it is run again: the loss function made it. From now on it is "
             "traced, and the next such step names the op; or put `with nanscan.trace(model):` around a step yourself"
             + ("" if loss is not None else ", and give the loss to optimizer.observe(loss)")
         ),
+    )
+
+
+def _masked(output: Tensor | None) -> str:
+    """What an Inf in the model's output is that no op made out of finite numbers."""
+    if output is None:
+        return ""
+    return (
+        f"the model's output holds {bad_counts(output.detach())[1]} Inf that were written on purpose (a mask), and the "
+        "loss takes them in: mask with a large finite number (-1e4), or leave such rows out of the loss; else "
     )
 
 

@@ -174,7 +174,8 @@ class Recorder:
         self.loss_trace.arm()  # also where it asks for gradients of its own: a gradient penalty
         if bad is None and loss is None:
             return None
-        return loss_origin(loss, bad, loss_nodes(loss) if loss is not None else [])
+        masked = next((t for call in self._calls for t in call.outputs if not _finite(t)), None)
+        return loss_origin(loss, bad, loss_nodes(loss) if loss is not None else [], masked)
 
 
 def _placed(origin: Origin, forward: Place, replay: Place) -> Origin:

@@ -11,6 +11,7 @@ from torch import nn
 from nanscan.origin.keep import Keeper
 from nanscan.origin.record import Origin
 from nanscan.origin.trace import Trace
+from nanscan.reruns import rerun
 
 __all__ = ["find_origin"]
 
@@ -46,7 +47,7 @@ def find_origin(step_fn: Callable[[], Any], model: nn.Module | None = None) -> O
     keeper = Keeper(None if model is None else [model])
     trace = Trace(model, keeper=keeper)
     try:
-        with trace:
+        with rerun(), trace:
             step_fn()
     except Exception as error:
         if trace.origin is None:

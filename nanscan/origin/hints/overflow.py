@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from torch import Tensor
+
 from nanscan.origin.hints.row import Row, names
 from nanscan.origin.hints.view import View, short
 
@@ -49,6 +51,14 @@ def _pointwise(view: View) -> str | None:
         return None
     values = [short(v) for v in (view.value(0), view.value(1)) if v is not None]
     return f"{view.name} of {' and '.join(values)}{view.where} is beyond {short(view.limit)} in {view.dtype}"
+
+
+def _apart(view: View) -> str | None:
+    values = view.operand(0)
+    if not _overflows(view) or not isinstance(values, Tensor):
+        return None
+    low, high = short(float(values.min())), short(float(values.max()))
+    return f"log_softmax of scores from {low} to {high}{view.where}: their distance is beyond {short(view.limit)}"
 
 
 def _in_float16(said: Callable[[View], str | None]) -> Callable[[View], str | None]:
@@ -122,6 +132,13 @@ ROWS = (
         "the result is beyond the largest number of the dtype",
         _DIVERGED,
         _pointwise,
+    ),
+    Row(
+        "log_softmax of scores too far apart",
+        names("_log_softmax log_softmax"),
+        "log_softmax subtracts the maximum: finfo.min of a mask minus a positive score is -inf, in float16 sooner",
+        "Mask with -1e4 instead of finfo.min, or compute log_softmax in float32",
+        _apart,
     ),
     Row(
         "loss-scale overflow",
