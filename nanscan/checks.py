@@ -49,9 +49,10 @@ def bad_parameters(optimizer: torch.optim.Optimizer, names: Names) -> tuple[Tens
 
 
 def _float_state(optimizer: torch.optim.Optimizer, param: Tensor) -> dict[str, Tensor]:
-    """The entries of a parameter's state that can hold a NaN."""
-    state = optimizer.state.get(param, {})
-    return {k: v for k, v in state.items() if isinstance(v, Tensor) and (v.is_floating_point() or v.is_complex())}
+    """The entries of a parameter's state that can hold a NaN and can be read (not, say, quantized ones)."""
+    state = optimizer.state.get(param, {}).items()
+    plain = {key: value for key, value in state if type(value) in (Tensor, nn.Parameter) or is_dtensor(value)}
+    return {key: value for key, value in plain.items() if value.is_floating_point() or value.is_complex()}
 
 
 def lost_eps(optimizer: torch.optim.Optimizer, names: Names) -> list[tuple[str, float]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from nanscan.checks import bad_buffers
+from nanscan.checks import bad_buffers, bad_parameters
 from nanscan.clipping.clip_step import ClipStep
 from nanscan.device_steps import DeviceSource, DeviceSteps, Limiter
 from nanscan.engine.result import EngineScan
@@ -104,6 +104,8 @@ class DeferredSteps(ClipStep):
             self.finish(report, scan)
             return
         vars(report)["buffers"] = source.buffers = bad_buffers(self._names.model)
+        if report.bad:
+            vars(report)["parameters"] = source.parameters = bad_parameters(self.optimizer, self._names)
         if source.scaled is not None:
             source.scaled.explain(report)
             source.scale_note = report.scale_note

@@ -65,6 +65,7 @@ class DeviceSource:
         "clip_limit",
         "action",
         "buffers",
+        "parameters",
         "loss",
         "loss_scale",
         "scale_note",
@@ -90,6 +91,7 @@ class DeviceSource:
         self._result: ScanSource | None = None
         self.settle: Callable[[], None] | None = None
         self.buffers: tuple[TensorReport, ...] = ()
+        self.parameters: tuple[TensorReport, ...] = ()
         self.losses: list[Tensor] = []  # on their way to the host since before the scan
         self.scale_note = ""
 
@@ -109,10 +111,10 @@ class DeviceSource:
             return self.loss_scale
         if name == "loss":
             return mean_loss(self.losses)
-        if name in ("buffers", "scale_note"):
+        if name in ("buffers", "parameters", "scale_note"):
             if self.settle is not None:
                 self.settle()
-            return self.buffers if name == "buffers" else self.scale_note
+            return getattr(self, name)
         return self.resolved().field(name)
 
     def resolved(self) -> ScanSource:

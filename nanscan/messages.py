@@ -76,6 +76,10 @@ def bad_step(report: StepReport, scale: float = 1.0, offender: str | None = None
         parts.append(f"It came with micro-batch {report.microbatch} of {report.microbatches} (counted from 0).")
     if offender:
         parts.append(f"{offender[0].upper()}{offender[1:]}.")
+    if report.parameters and report.bad and report.skipped:
+        parts.append(
+            f"Bad before this step: {_listed(report.parameters)}. No skip mends that; go back to a checkpoint."
+        )
     if report.buffers:
         parts.append(f"The forward pass has already spoiled what a skip can't restore: {_listed(report.buffers)}.")
     return " ".join(parts)

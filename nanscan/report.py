@@ -261,8 +261,8 @@ class StepReport(Report):
         microbatches: how many `check_microbatch` has seen for this step; 0: none was checked.
         dropped: the indices of those that were given up.
         microbatch: index of the one that brought the NaN or Inf of this step, where that is known; else None.
-        parameters: parameters (and their optimizer state) that hold a NaN or Inf after the step; looked at every
-            `check_params_every` steps.
+        parameters: parameters and optimizer state that hold a NaN or Inf after the step; looked at every
+            `check_params_every` steps, and when a step is skipped.
 
     Norms, counts and rows are of the gradients, unscaled, before clipping; the loss given to `observe` is a row too.
 

@@ -292,6 +292,8 @@ class GuardedSteps(DeferredSteps):
     def refuse(self, report: StepReport, action: Action, scan: EngineScan, scale: float = 1.0, loss: Any = None) -> Any:
         """Do not step: record it, clear the gradients or raise. Returns `loss`."""
         vars(report).update(action=action, skipped=True, buffers=self._bad_buffers())
+        if report.bad and not report.parameters:
+            vars(report)["parameters"] = self._bad_weights()
         if action == "skip":
             self._clear_grads()
         if self._limits is not None:

@@ -14,7 +14,7 @@ from nanscan.checks import bad_buffers, bad_parameters, dense_bad_rows, sparse_p
 from nanscan.distributed import Agreement
 from nanscan.distributed.agreed import AgreedScan
 from nanscan.distributed.gradients import local_grads, local_groups
-from nanscan.engine.result import EngineScan
+from nanscan.engine.result import BadInput, EngineScan
 from nanscan.engine.shards import dtensor_type
 from nanscan.engine.tensors import flat_params
 from nanscan.names import Names
@@ -72,8 +72,17 @@ class Verdict(torch.optim.Optimizer):
 
     def _bad_buffers(self) -> tuple[TensorReport, ...]:
         """The model's bad buffers on this rank: a batch norm's statistics are each rank's own."""
-        bad = bad_buffers(self._names.model)
-        return bad if self._agreement is None else tuple(replace(row, rank=self._agreement.rank) for row in bad)
+        return self._of_this_rank(bad_buffers(self._names.model))
+
+    def _bad_weights(self) -> tuple[TensorReport, ...]:
+        """What of this rank's parameters and their state is bad already when a step is refused."""
+        try:
+            return self._of_this_rank(bad_parameters(self.optimizer, self._names))
+        except BadInput:  # parameters that only their own operators can read
+            return ()
+
+    def _of_this_rank(self, rows: tuple[TensorReport, ...]) -> tuple[TensorReport, ...]:
+        return rows if self._agreement is None else tuple(replace(row, rank=self._agreement.rank) for row in rows)
 
     def _places(self, scan: EngineScan) -> dict[int, tuple[int, ...]] | None:
         """Where the bad elements of sparse gradients stand; the rows of several ranks say it themselves."""

@@ -110,6 +110,22 @@ def test_eps_of_zero_is_said_at_once_and_its_damage_is_found_by_one_read_of_the_
     assert sum(weight in set(tensors) for tensors in reads) == 1
 
 
+@pytest.mark.parametrize("action", ["skip", "raise"])
+def test_weight_that_was_nan_before_the_step_is_named_when_it_is_refused(action):
+    """Every step of a model loaded from a bad checkpoint is skipped: the gradients alone don't say why."""
+    model = nn.Linear(2, 1)
+    with torch.no_grad():
+        model.weight[0, 1] = NAN
+    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, on_nonfinite=action)
+    model(torch.ones(1, 2)).square().sum().backward()
+    words = r"Bad before this step: parameter 'weight' has 1 NaN, 0 Inf of 2 \(first at \[0, 1\]\). No skip mends that"
+    said = pytest.warns(NonFiniteWarning, match=words) if action == "skip" else pytest.raises(RuntimeError, match=words)
+    with said:
+        optimizer.step()
+    assert [row.name for row in optimizer.last_report.parameters] == ["weight"]
+    assert optimizer.bad_parameter_steps == 0
+
+
 @quiet
 def test_poisoned_optimizer_state_is_named_with_its_parameter():
     weight, optimizer = one([1.0], torch.optim.Adam, check_params_every=1, on_nonfinite="warn")

@@ -107,7 +107,7 @@ class StepWatch:
     # ---- guarded -----------------------------------------------------------------------------------------------------
 
     def _bad_step(self, report: StepReport) -> Trouble | None:
-        if report.parameters:
+        if report.parameters and not report.skipped:
             return self.weights(self._check.bad() or report.parameters)
         counts = self._continue_run(report.step)
         rows = self._check.bad()
