@@ -226,3 +226,17 @@ def test_numbers_on_a_device_are_fetched_late_and_judged_in_order(monkeypatch: p
         model(X).sum().backward()  # step 0 would be lost: this one waits
         assert ranges._first_bad is not None and ranges._first_bad.step == 1
     assert [row.step for row in ranges.rows("0", "activation")] == [1, 2, 3]
+
+
+def test_a_step_that_is_run_once_more_for_its_origin_or_by_preflight_is_no_step_of_the_watch() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    optimizer = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model, find_origin=True)
+    with nanscan.watch(model) as ranges, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for step in range(4):
+            model(X * float("nan") if step == 1 else X).sum().backward()
+            optimizer.step()
+        assert optimizer.history[1].origin is not None and ranges.steps == 4
+        nanscan.find_origin(lambda: model(X * float("nan")).sum().backward(), model)
+        nanscan.preflight(model, optimizer, (X, torch.ones(3, 2)), nn.MSELoss())
+    assert ranges.steps == 4 and ranges.first_bad is not None and ranges.first_bad.step == 1

@@ -19,6 +19,7 @@ from nanscan.preflight_checks.indices import OutOfRange
 from nanscan.preflight_checks.keeping import Kept
 from nanscan.preflight_checks.subject import Subject
 from nanscan.preflight_checks.watching import Watch
+from nanscan.reruns import rerun
 
 __all__ = ["Pass", "run_pass"]
 
@@ -51,7 +52,7 @@ def run_pass(subject: Subject) -> Pass:
     watch = Watch(subject.model, kept)
     watch.start()
     try:
-        with eager():
+        with eager(), rerun():
             _forward_backward(subject, watch, done)
         done.completed, done.classes_seen = True, watch.losses.classes_seen
     except OutOfRange as error:

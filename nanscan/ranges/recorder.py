@@ -13,6 +13,7 @@ from nanscan.ranges import on_cpu, on_device
 from nanscan.ranges.hooks import GradientHook, ModuleHooks
 from nanscan.ranges.outputs import Seen, elements_of, tensors_in
 from nanscan.ranges.record import Ring, StepRecord
+from nanscan.reruns import running
 
 __all__ = ["Recorder"]
 
@@ -56,7 +57,7 @@ class Recorder:
     def begin(self, root: nn.Module) -> None:
         """The watched model is called."""
         self._depth += 1
-        if self._depth > 1 or self.closed or not root.training:
+        if self._depth > 1 or self.closed or not root.training or running():
             return
         if not torch.is_grad_enabled():
             self._without_grad = True
