@@ -208,6 +208,7 @@ def test_loader_without_a_position_is_said_once(tmp_path: Path) -> None:
         ({"best": ("accuracy", "max"), "best_keep": 0}, ValueError, "best_keep must be at least 1"),
         ({"on_sigterm": "die"}, ValueError, 'on_sigterm must be "exit", "stop" or None'),
         ({"on_unpicklable": "skip"}, ValueError, 'on_unpicklable must be "raise" or "drop"'),
+        ({"on_error": "ignore"}, ValueError, 'on_error must be "raise" or "warn"'),
         ({"check_finite": "inf"}, ValueError, 'check_finite must be True, False or "nan"'),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",

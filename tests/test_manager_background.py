@@ -184,7 +184,7 @@ def test_failure_while_copying_gives_the_buffer_back(tmp_path: Path, monkeypatch
 
     with CheckpointManager(tmp_path) as manager:
         with monkeypatch.context() as broken:
-            broken.setattr(manager_module, "_copied", fail)
+            broken.setattr(manager_module, "copied", fail)
             for step in range(4):
                 with pytest.raises(MemoryError):
                     manager.save(step, model=nn.Linear(1, 1))
@@ -228,6 +228,26 @@ def test_full_disk_in_the_background_is_one_clear_error_and_the_older_checkpoint
     manager.save(3, model=model)
     manager.close()
     assert steps_of(manager) == [3]
+
+
+@pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
+def test_training_may_go_on_where_checkpoints_can_not_be_written_and_failures_are_counted(
+    tmp_path: Path, background: bool
+) -> None:
+    model = nn.Linear(1, 1)
+    with CheckpointManager(tmp_path, background=background, on_error="warn") as manager:
+        manager.save(1, model=model)
+        with pytest.warns(CheckpointWarning, match=r"training goes on: .*step-00000002.*\n.*\[\"log\"\]"):
+            assert (manager.save(2, model=model, extra={"log": threading.Lock()}) is None) is not background
+            manager.flush()
+        assert manager.failed_saves == 1
+        nn.init.constant_(model.weight, float("nan"))  # which is no failure of the disk
+        with pytest.raises(NonFiniteError):
+            manager.save(3, model=model)
+            manager.flush()
+        nn.init.zeros_(model.weight)
+        manager.save(4, model=model)
+    assert manager.failed_saves == 2 and steps_of(manager) == [1, 4]
 
 
 def test_folder_that_can_not_be_written_is_one_clear_error_and_training_may_go_on(tmp_path: Path) -> None:

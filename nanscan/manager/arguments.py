@@ -13,7 +13,7 @@ from torch import nn
 
 from nanscan.errors import CheckpointSystemError
 
-__all__ = ["checked_extra", "checked_folder", "checked_parts"]
+__all__ = ["checked_extra", "checked_folder", "checked_parts", "one_of"]
 
 
 def checked_folder(directory: str | os.PathLike[str]) -> Path:
@@ -51,3 +51,15 @@ def checked_extra(extra: Any) -> Mapping[str, Any]:
     if other is not None:
         raise TypeError(f"the keys of extra must be strings, got {other!r}")
     return extra
+
+
+def one_of(name: str, value: Any, allowed: tuple[Any, ...]) -> Any:
+    """`value`, if it is one of those.
+
+    >>> one_of("on_error", "warn", ("raise", "warn"))
+    'warn'
+    """
+    if value in allowed:
+        return value
+    *most, last = (f'"{item}"' if isinstance(item, str) else repr(item) for item in allowed)
+    raise ValueError(f"{name} must be {', '.join(most)} or {last}, got {value!r}")

@@ -19,15 +19,16 @@ from nanscan.checkpoint.save import save
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.manager import exits
 from nanscan.manager.apply import apply, report_differences
-from nanscan.manager.arguments import checked_extra, checked_folder, checked_parts
+from nanscan.manager.arguments import checked_extra, checked_folder, checked_parts, one_of
 from nanscan.manager.choose import choose
 from nanscan.manager.contents import contents, unstored
+from nanscan.manager.failures import Failures, OnError
 from nanscan.manager.folder import Entry, Folder
 from nanscan.manager.metric import Metric, as_number
 from nanscan.manager.restored import Restored
 from nanscan.manager.retention import Retention
 from nanscan.manager.schedule import Schedule, as_step, positive_int
-from nanscan.manager.sharded.saving import save_together
+from nanscan.manager.sharded.saving import copied, save_together
 from nanscan.manager.sharded.together import Together
 from nanscan.manager.writer import Writer
 from nanscan.reporting.notes import Checkpoints
@@ -72,6 +73,8 @@ class CheckpointManager:
         on_sigterm: `"exit"`: write what is pending, then do what SIGTERM did before (end the process, with its exit
             status, or call the program's own handler). `"stop"`: only set `stop_requested`, for a loop that saves and
             ends by itself; a second SIGTERM acts as "exit". None: leave SIGTERM alone.
+        on_error: `"warn"`: training goes on where a checkpoint could not be written (full disk, a value that does not
+            pickle), with a warning; `failed_saves` counts them. A state with a NaN is an error all the same.
         process_group: as for `nanscan.wrap`: whose ranks save and restore together; None: those of the DTensors, if
             there are any; True: the default group; False: this process alone.
 
@@ -107,6 +110,7 @@ class CheckpointManager:
         check_finite: bool | Literal["nan"] = True,
         on_unpicklable: Literal["raise", "drop"] = "raise",
         on_sigterm: OnSigterm | None = "exit",
+        on_error: OnError = "raise",
         process_group: Any = None,
     ) -> None:
         self.directory = checked_folder(directory)
@@ -117,15 +121,10 @@ class CheckpointManager:
         self._retention = Retention(
             self._folder, positive_int("keep", keep), self._metric, positive_int("best_keep", best_keep)
         )
-        if on_sigterm not in ("exit", "stop", None):
-            raise ValueError(f'on_sigterm must be "exit", "stop" or None, got {on_sigterm!r}')
-        if check_finite not in (True, False, "nan"):
-            raise ValueError(f'check_finite must be True, False or "nan", got {check_finite!r}')
-        if on_unpicklable not in ("raise", "drop"):
-            raise ValueError(f'on_unpicklable must be "raise" or "drop", got {on_unpicklable!r}')
-        self._check_finite = check_finite
-        self._on_unpicklable = on_unpicklable
-        self._on_sigterm = on_sigterm
+        self._check_finite = one_of("check_finite", check_finite, (True, False, "nan"))
+        self._on_unpicklable = one_of("on_unpicklable", on_unpicklable, ("raise", "drop"))
+        self._on_sigterm = one_of("on_sigterm", on_sigterm, ("exit", "stop", None))
+        self._failures = Failures(on_error)
         self._signalled = False
         self._together = Together(process_group)
         self._background = bool(background)
@@ -167,7 +166,8 @@ class CheckpointManager:
             force: save in any case.
 
         Returns:
-            The path of the checkpoint (in the background: where it is going to be), None if no save was due.
+            The path of the checkpoint (in the background: where it is going to be), None if no save was due or, with
+            `on_error="warn"`, this one failed.
 
         Raises:
             NonFiniteError: weights or optimizer state hold NaN or Inf; older checkpoints stay. In the background this
@@ -186,10 +186,13 @@ class CheckpointManager:
             self._raise_pending()
             return None
         state = self._state(step, epoch, given, extra)
-        with exits.deferred():
-            failed = self._take(step, state)
-        if failed is not None:
-            raise failed
+        try:
+            with exits.deferred():
+                failed = self._take(step, state)
+        except Exception as error:
+            self._failures.tell(error)
+            return None
+        self._failures.tell(failed)
         return self._folder.file(step)
 
     def _state(self, step: int, epoch: int | None, given: tuple[Any, ...], extra: Any) -> dict[str, Any]:
@@ -217,6 +220,11 @@ class CheckpointManager:
         return self._schedule.due(as_step(step))
 
     @property
+    def failed_saves(self) -> int:
+        """How many saves have failed, as far as `save`, `flush` and `close` have told; those refused for a NaN too."""
+        return self._failures.count
+
+    @property
     def has_rhythm(self) -> bool:
         """True if `every_steps` or `every_seconds` says when a save is due; else every call is."""
         return self._schedule.every_steps is not None or self._schedule.every_seconds is not None
@@ -229,7 +237,7 @@ class CheckpointManager:
             return None
         buffer = self._writer.take_buffer()
         try:
-            snapshot = _copied(state, buffer)
+            snapshot = copied(state, buffer)
         except BaseException:
             self._writer.give_back(None)
             raise
@@ -266,9 +274,9 @@ class CheckpointManager:
         self._together.close()
         error = self._next_error()
         while (other := self._next_error()) is not None:
+            self._failures.count += 1
             messages.warn(f"nanscan: another checkpoint was not saved: {other}", CheckpointWarning)
-        if error is not None:
-            raise error
+        self._failures.tell(error)
 
     def __enter__(self) -> CheckpointManager:
         return self
@@ -306,7 +314,7 @@ class CheckpointManager:
         Args:
             model, optimizer, scheduler, scaler, loader: what to load into, built as before; None: not restored.
             strict: False: load what matches of model and optimizer, and warn about the rest.
-            path: take this file instead of the newest; `best_checkpoint()` gives one, or what holds a model's state alone.
+            path: take this file instead of the newest; `best_checkpoint()` gives one; a model's state alone will do.
 
         Returns:
             What was found, with `.step`, `.epoch`, `.extra`, `.path`; None if the folder holds no checkpoint.
@@ -364,9 +372,8 @@ class CheckpointManager:
         return self._writer.next_error() or self._together.next_error()
 
     def _raise_pending(self) -> None:
-        error = self._next_error()
-        if error is not None:
-            raise error
+        while (error := self._next_error()) is not None:
+            self._failures.tell(error)
 
     def _warn_once(self, sentences: list[str]) -> None:
         for text in sentences:
@@ -388,10 +395,3 @@ class CheckpointManager:
 
     def __repr__(self) -> str:
         return f"CheckpointManager({str(self.directory)!r})"
-
-
-def _copied(state: dict[str, Any], former: StateCopy | None) -> StateCopy:
-    """A copy in host memory, in that of a former one as far as it fits."""
-    snapshot = StateCopy(state, former, torch.device("cpu"))
-    snapshot.run()
-    return snapshot

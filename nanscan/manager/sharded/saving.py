@@ -16,7 +16,7 @@ from nanscan.state_copy import StateCopy
 if TYPE_CHECKING:
     from nanscan.manager.manager import CheckpointManager
 
-__all__ = ["save_together"]
+__all__ = ["copied", "save_together"]
 
 
 def save_together(
@@ -43,13 +43,17 @@ def save_together(
     failed = together.next_error(word.done)
     assert together.mode is not None
     path = manager._folder.file(step) if together.mode.replicated else manager._folder.directory(step)
-    if force or due:
-        with exits.deferred():
-            _take(manager, step, model, build)
+    done = force or due
+    if done:
+        try:
+            with exits.deferred():
+                _take(manager, step, model, build)
+        except Exception as error:
+            manager._failures.tell(error)
+            done = False
         manager._schedule.saved()
-    if failed is not None:
-        raise failed
-    return path if force or due else None
+    manager._failures.tell(failed)
+    return path if done else None
 
 
 def _take(manager: CheckpointManager, step: int, model: nn.Module | None, build: Callable[[], dict[str, Any]]) -> None:
@@ -67,26 +71,27 @@ def _take(manager: CheckpointManager, step: int, model: nn.Module | None, build:
         together.write(manager, step, job)
         return
     buffer = manager._writer.take_buffer()
-    copied: list[StateCopy] = []
+    copies: list[StateCopy] = []
     try:
-        front.together(lambda: copied.append(_copied(state, buffer)), "the copies of the states")
+        front.together(lambda: copies.append(copied(state, buffer)), "the copies of the states")
     except BaseException:
         manager._writer.give_back(None)
         raise
-    _submit(manager, step, job, copied[0])
+    _submit(manager, step, job, copies[0])
 
 
-def _submit(manager: CheckpointManager, step: int, job: Job, copied: StateCopy) -> None:
+def _submit(manager: CheckpointManager, step: int, job: Job, copy: StateCopy) -> None:
     together = manager._together
 
-    def write(step: int, copied: StateCopy) -> None:
-        run = together.submitted(lambda: together.write(manager, step, job._replace(state=copied.result)))
+    def write(step: int, copy: StateCopy) -> None:
+        run = together.submitted(lambda: together.write(manager, step, job._replace(state=copy.result)))
         run()
 
-    manager._writer.submit(step, copied, write)
+    manager._writer.submit(step, copy, write)
 
 
-def _copied(state: dict[str, Any], former: StateCopy | None) -> StateCopy:
+def copied(state: dict[str, Any], former: StateCopy | None) -> StateCopy:
+    """A copy in host memory, in that of a former one as far as it fits."""
     snapshot = StateCopy(state, former, torch.device("cpu"))
     snapshot.run()
     return snapshot
