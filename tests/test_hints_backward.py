@@ -137,6 +137,12 @@ GRADIENTS = [
         healthy=lambda: torch.special.xlogy(leaf(0.5, 0.0), torch.tensor([0.5, 0.0])),
     ),
     case(
+        "norm layer with an eps too small for float16",
+        "beyond 65504 in float16 for a group that is constant (at [0, 0])",
+        bad=lambda: F.layer_norm(torch.ones(3, 4, dtype=torch.float16, requires_grad=True), (4,), eps=1e-12),
+        healthy=lambda: F.layer_norm(torch.ones(3, 4, dtype=torch.float16, requires_grad=True), (4,), eps=1e-5),
+    ),
+    case(
         "gradient of a division by a tiny number",
         "1e-30 (at [0])",
         bad=lambda: torch.ones(2) / leaf(1e-30, 1.0),

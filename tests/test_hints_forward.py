@@ -183,6 +183,25 @@ ARITHMETIC = [
         healthy=lambda: leaf(80.0, 1.0).exp() * torch.tensor([0.0, 1.0]),
     ),
     case(
+        "weight_norm of a zero weight",
+        "1 of 2 elements, flat indices [1]",
+        bad=lambda: torch._weight_norm(torch.tensor([[1.0, 2.0], [0.0, 0.0]], requires_grad=True), torch.ones(2, 1)),
+        healthy=lambda: torch._weight_norm(torch.ones(2, 2, requires_grad=True), torch.zeros(2, 1)),
+    ),
+    case(
+        "log_softmax of scores too far apart",
+        "from -65504 to 100 at [0]: their distance is beyond 65504",
+        bad=lambda: leaf(-65504.0, 100.0, dtype=torch.float16).log_softmax(-1),
+        healthy=lambda: leaf(-1e4, 100.0, dtype=torch.float16).log_softmax(-1),
+    ),
+    case(
+        "p * log p by hand",
+        "log(0) at [1] in a sum of p * log(p)",
+        "masked by -1e4",
+        bad=lambda: (lambda p: (p * p.log()).sum())(leaf(0.0, -INF).softmax(-1)),
+        healthy=lambda: (lambda p: (p * p.log()).sum())(leaf(0.0, -9.0).softmax(-1)),
+    ),
+    case(
         "inf - inf",
         "inf - inf at [0] is NaN",
         bad=lambda: leaf(INF, 1.0) - leaf(INF, 1.0),

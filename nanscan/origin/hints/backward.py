@@ -115,7 +115,8 @@ ROWS = (
         "the where trick",
         frozenset(),
         "torch.where sends a gradient of 0 into the branch that was not taken, where 0 * inf is NaN",
-        "Fix the input before the op: a where of its own puts a safe value there, y = where(m, f(where(m, x, 1)), x)",
+        "Fix the input before the op: a where of its own puts a safe value there, y = where(m, f(where(m, x, 1)), x), "
+        "or an eps inside of f",
         _where_trick,
     ),
     Row(

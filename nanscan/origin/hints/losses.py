@@ -98,8 +98,7 @@ def _kl_of_negative(view: View) -> str | None:
 
 
 def _kl_by_hand(view: View) -> str | None:
-    values = view.operand(0)
-    zero = view.value(0) == 0.0 and isinstance(values, Tensor) and not view.made_by(0)
+    zero = view.value(0) == 0.0 and isinstance(view.operand(0), Tensor)
     written = re.search(r"(\w+)\s*\*\s*\(?\s*(?:torch\.log\(\s*\1\b|\1\.log\(\))", view.code)
     if not zero or written is None:
         return None
@@ -160,7 +159,8 @@ ROWS = (
         "p * log p by hand",
         names("log"),
         "in a sum of p * log(p) a probability of 0 gives 0 * -inf",
-        "Use torch.special.xlogy(p, q), torch.special.entr(p), or torch.nn.functional.kl_div",
+        "Use torch.special.entr(p), torch.special.xlogy(p, q) or torch.nn.functional.kl_div for the value; where its "
+        "gradient is needed write p * logits.log_softmax(-1) with logits masked by -1e4 instead of -inf, or clamp p",
         _kl_by_hand,
     ),
 )
