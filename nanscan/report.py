@@ -228,10 +228,14 @@ class Report:
         return cls(**values)
 
     def describe(self, limit: int = 5) -> str:
-        """One line: the bad tensors, each with its counts and first index, at most `limit` of them by name."""
+        """One line: the bad tensors, each with its counts and first index, at most `limit` of them by name.
+
+        A bad loss is always among them: it tells a fault of the forward pass from one of the backward pass.
+        """
         if not self.bad:
             return f"all finite, norm {self.norm:.6g} over {self.numel} elements"
-        clauses = [row.describe() for row in self.bad[:limit]]
+        loss = [row for row in self.bad[limit:] if row.kind == "loss"][:1]
+        clauses = [row.describe() for row in (*self.bad[: limit - len(loss)], *loss)]
         more = len(self.bad) - limit
         return "; ".join(clauses) + (f"; and {more} more" if more > 0 else "")
 

@@ -190,6 +190,15 @@ def test_report_in_words_names_five_and_counts_the_rest():
     assert Report.from_scan(total([], (), 0), []).describe() == "all finite, norm 0 over 0 elements"
 
 
+def test_a_bad_loss_is_among_the_five_that_are_named():
+    rows = [Row(i, (), 0.0, 0.0, 1, 0, 0) for i in range(8)]
+    labels = [Label((f"p{i}",), (1,), "float32", "cpu", "grad") for i in range(7)]
+    labels.append(Label(("loss",), (), "float32", "cpu", "loss"))
+    text = Report.from_scan(total(rows, (), 8), labels).describe()
+    assert text.startswith("grad of 'p0'") and text.count("grad of") == 4
+    assert "; loss has 1 NaN" in text and text.endswith("; and 3 more")
+
+
 @pytest.mark.parametrize("flat, shape, index", [(0, (), ()), (5, (6,), (5,)), (23, (2, 3, 4), (1, 2, 3))])
 def test_unravel(flat, shape, index):
     assert unravel(flat, shape) == index
