@@ -159,7 +159,7 @@ def _any_norm(values: Sequence[Tensor], order: float) -> float:
 
 
 def _of_wide(wide: Sequence[Tensor], order: float) -> float:
-    norms = torch.tensor([torch.linalg.vector_norm(v, order).item() for v in wide], dtype=torch.float64)
+    norms = torch.tensor([torch.linalg.vector_norm(v, order).item() for v in wide], dtype=torch.float64, device="cpu")
     if order == 0:  # it counts the elements that are not 0: counts add up
         return norms.sum().item()
     return torch.linalg.vector_norm(norms, order).item() if len(norms) else 0.0
@@ -167,7 +167,7 @@ def _of_wide(wide: Sequence[Tensor], order: float) -> float:
 
 def _as_tensor(norm: float, grads: Sequence[Tensor]) -> Tensor:
     if not grads:
-        return torch.tensor(0.0)
+        return torch.tensor(0.0, device=torch.get_default_device())
     wide = any(g.dtype in (torch.float64, torch.complex128) for g in grads)
     return torch.tensor(norm, dtype=torch.float64 if wide else torch.float32, device=grads[0].device)
 

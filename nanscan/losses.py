@@ -25,7 +25,7 @@ def as_loss(loss: Any) -> Tensor:
         plain: Tensor = loss.detach()
         return plain if plain.is_floating_point() or plain.is_complex() else plain.float()
     if isinstance(loss, Real):  # NumPy's, too
-        return torch.tensor(float(loss), dtype=torch.float64)
+        return torch.tensor(float(loss), dtype=torch.float64, device="cpu")
     raise TypeError(f"loss must be a tensor or a number, got {type(loss).__name__}")
 
 

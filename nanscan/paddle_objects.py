@@ -153,10 +153,10 @@ def as_torch_at(position: int, tensor: Any) -> Tensor:
 
 
 def _rows(tensor: Any) -> Tensor:
-    rows = torch.tensor(tensor.rows(), dtype=torch.int64)
+    rows = torch.tensor(tensor.rows(), dtype=torch.int64, device="cpu")
     values = from_dlpack(tensor.get_selected_rows().get_tensor()._to_dlpack()) if rows.numel() else None
     if values is None:
-        values = torch.zeros(0, *map(int, tensor.shape[1:]))
+        values = torch.zeros(0, *map(int, tensor.shape[1:]), device="cpu")
     return torch.sparse_coo_tensor(rows[None].to(values.device), values, shape_of(tensor), check_invariants=True)
 
 

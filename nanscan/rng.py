@@ -38,7 +38,7 @@ def rng_state() -> dict[str, Any]:
     version, words, gauss = random.getstate()
     used = torch.cuda.is_available() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return {
-        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64, device="cpu"), "gauss": gauss},
         "numpy": _plain(np.random.get_state(legacy=False)),
         "torch": torch.get_rng_state(),
         "cuda": list(torch.cuda.get_rng_state_all()) if used else [],

@@ -182,7 +182,7 @@ def _read_group(group: Any, device: torch.device, known: dict[Any, Tensor]) -> d
 
 def _read_tensor(dataset: Any, device: torch.device) -> Tensor:
     array = dataset[()]
-    tensor = torch.from_numpy(array) if getattr(array, "ndim", 0) else torch.as_tensor(array)
+    tensor = torch.from_numpy(array) if getattr(array, "ndim", 0) else torch.as_tensor(array, device="cpu")
     dtype = dataset.attrs.get("dtype")
     if isinstance(dtype, str) and dtype in _FOREIGN:
         tensor = tensor.view(getattr(torch, dtype))

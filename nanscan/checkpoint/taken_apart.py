@@ -53,7 +53,7 @@ def _parts(tensor: Tensor, storage: Any) -> Reduced:
 @cache
 def _is_torchs_way() -> bool:
     """False for a version of torch that takes tensors apart in another way."""
-    probe: Any = torch.zeros(2, 3)
+    probe: Any = torch.zeros(2, 3, device="cpu")
     try:
         ours, theirs = _parts(probe, probe.untyped_storage()), probe.__reduce_ex__(2)
     except (AttributeError, TypeError):

@@ -64,7 +64,7 @@ class AutoClip:
     def state(self) -> dict[str, Any]:
         """The norms: oldest first ("ordered") where there is a window, else sorted."""
         norms = self._sorted if self._order is None else list(self._order)
-        return {"norms": torch.tensor(norms, dtype=torch.float64), "ordered": self._order is not None}
+        return {"norms": torch.tensor(norms, dtype=torch.float64, device="cpu"), "ordered": self._order is not None}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """The inverse of `state`.

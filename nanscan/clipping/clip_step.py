@@ -145,5 +145,5 @@ class ClipStep(Verdict):
             return self.optimizer.step(**kwargs) if kwargs else self.optimizer.step()
         self._divisor = 1.0
         if self._divisor_tensor is None:
-            self._divisor_tensor = torch.empty((), dtype=torch.float32)
+            self._divisor_tensor = torch.empty((), dtype=torch.float32, device="cpu")
         return step_with(self.optimizer, kwargs, self._divisor_tensor.fill_(divisor), None)

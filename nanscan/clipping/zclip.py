@@ -66,7 +66,7 @@ class ZClip:
 
     def state(self) -> dict[str, Any]:
         """Mean and variance, and the norms collected in the warm-up."""
-        first = torch.tensor(self._first, dtype=torch.float64)
+        first = torch.tensor(self._first, dtype=torch.float64, device="cpu")
         return {"begun": self._begun, "mean": self._mean, "variance": self._variance, "first": first}
 
     def load(self, state: Mapping[str, Any]) -> None:

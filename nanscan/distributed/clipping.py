@@ -79,7 +79,9 @@ def norms_joined(norms: Sequence[float], order: float) -> float:
         return math.hypot(*norms)
     if order == 0:  # it counts the elements that are not 0
         return math.fsum(norms)
-    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64), order)) if norms else 0.0
+    if not norms:
+        return 0.0
+    return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64, device="cpu"), order))
 
 
 def as_torch_returns_it(norm: Tensor, params: Sequence[Any]) -> Tensor:

@@ -240,7 +240,7 @@ def _sketches(params: Sequence[Tensor]) -> list[tuple[float, bool]]:
 
     NaN where there are none.
     """
-    weights = torch.linspace(1.0, 40.0, _SAMPLES, dtype=torch.float64).sin()
+    weights = torch.linspace(1.0, 40.0, _SAMPLES, dtype=torch.float64, device="cpu").sin()
     rows: dict[torch.device, list[Tensor]] = {}
     places: dict[torch.device, list[int]] = {}
     found = [(math.nan, True)] * len(params)
@@ -265,7 +265,8 @@ def _sample(tensor: Tensor) -> Tensor:
     values = torch.view_as_real(tensor.detach()) if tensor.is_complex() else tensor.detach()
     sample = torch.zeros(_SAMPLES, dtype=torch.float64, device=values.device)
     if values.numel():
-        at = torch.linspace(0, values.numel() - 1, min(_SAMPLES, values.numel()), dtype=torch.float64).long()
+        count = min(_SAMPLES, values.numel())
+        at = torch.linspace(0, values.numel() - 1, count, dtype=torch.float64, device="cpu").long()
         taken = values.take(at.to(values.device)).to(torch.float64)
         sample = taken[-1].repeat(_SAMPLES)
         sample[: len(at)] = taken

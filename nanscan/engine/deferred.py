@@ -68,7 +68,7 @@ class _Transfer:
 
 
 def _pinned_copy(t: Tensor) -> Tensor:
-    return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t, non_blocking=True)
+    return torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True).copy_(t, non_blocking=True)
 
 
 @torch.no_grad()

@@ -80,7 +80,7 @@ class NativeDeferredScan:
         self._event: Any = None
         self._filled = False
         if not torch.cuda.is_current_stream_capturing():  # a captured copy would write there at each replay
-            self._host = torch.empty(self._output.shape, dtype=torch.uint8, pin_memory=True)
+            self._host = torch.empty(self._output.shape, dtype=torch.uint8, device="cpu", pin_memory=True)
             self._host.copy_(self._output, non_blocking=True)
             self._event = torch.Event("cuda")
             self._event.record(torch.cuda.current_stream(self._output.device))

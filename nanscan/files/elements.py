@@ -45,7 +45,7 @@ class Element:
         if self.dtype is None:
             raise CorruptCheckpoint(f"elements of type {self.name} cannot be read by PyTorch")
         if len(raw) == 0:
-            return torch.empty(0, dtype=self.dtype)
+            return torch.empty(0, dtype=self.dtype, device="cpu")
         if self.unit > 1:
             numbers = np.frombuffer(raw, f"u{self.unit}")
             numbers.byteswap(inplace=True)

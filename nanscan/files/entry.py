@@ -77,7 +77,7 @@ class Entry:
         order = self.view.order
         flat = self.element.tensor(whole)
         if self.view.numel == 0:
-            return torch.empty(self.view.shape, dtype=flat.dtype)
+            return torch.empty(self.view.shape, dtype=flat.dtype, device="cpu")
         sizes = [self.view.shape[d] for d in order]
         ordered = flat.view(sizes).permute(_inverse(order))
         kept = [n if d in order else 1 for d, n in enumerate(self.view.shape)]

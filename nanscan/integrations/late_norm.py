@@ -31,12 +31,12 @@ class LateNorm(Tensor):
             optimizer: the `PreparedOptimizer` that will step.
             parameters: those whose norm it is where it is read before the step.
         """
-        norm = torch.Tensor._make_subclass(cls, torch.tensor(float("nan")))
+        norm = torch.Tensor._make_subclass(cls, torch.tensor(float("nan"), device="cpu"))
         step, parameters = optimizer._steps, list(parameters)
 
         def made() -> Tensor:
             if optimizer._steps > step:
-                return torch.tensor(_norm_of(optimizer, step))
+                return torch.tensor(_norm_of(optimizer, step), device="cpu")
             accelerator.unscale_gradients()
             return nanscan.clip_grad_norm_(parameters, None)
 

@@ -76,7 +76,8 @@ class NanScanCallback(TrainerCallback, ExportableState):
     """
 
     def __init__(self, observe_loss: bool = True, **options: Any) -> None:
-        nanscan.wrap(torch.optim.SGD([torch.zeros(1)]), **_checked_now(options))  # a wrong option: here, not in train()
+        trial = torch.optim.SGD([torch.zeros(1, device="cpu")])
+        nanscan.wrap(trial, **_checked_now(options))  # a wrong option: here, not in train()
         self.observe_loss = observe_loss
         self.options = options
         self.optimizer: PreparedOptimizer | None = None
@@ -201,6 +202,6 @@ def _to_json(value: Any) -> Any:
 def _from_json(value: Any) -> Any:
     if isinstance(value, dict):
         if set(value) == {"dtype", "tensor"}:
-            return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+            return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]), device="cpu")
         return {key: _from_json(item) for key, item in value.items()}
     return [_from_json(item) for item in value] if isinstance(value, list) else value

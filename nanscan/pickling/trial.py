@@ -49,7 +49,7 @@ class _Unpickler(pickle.Unpickler):
 
         if kind == "tensor":
             dtype, shape, requires_grad, parameter = rest
-            tensor = torch.zeros(1, dtype=dtype).expand(shape).detach().requires_grad_(requires_grad)
+            tensor = torch.zeros(1, dtype=dtype, device="cpu").expand(shape).detach().requires_grad_(requires_grad)
             return torch.nn.Parameter(tensor, requires_grad) if parameter else tensor
         storage = torch.from_numpy(np.zeros(rest[0], np.uint8)).untyped_storage()
         if rest[1] is None:

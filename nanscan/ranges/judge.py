@@ -132,7 +132,7 @@ def _is_mask(key: Key, stats: Stats) -> bool:
     dtype = getattr(torch, stats.dtype)
     if not dtype.is_floating_point or stats.low in _MINIMA:
         return stats.low in _MINIMA
-    powers = torch.tensor([-(10.0**n) for n in range(5, 39)], dtype=torch.float64).to(dtype).tolist()
+    powers = torch.tensor([-(10.0**n) for n in range(5, 39)], dtype=torch.float64, device="cpu").to(dtype).tolist()
     return stats.low in powers
 
 

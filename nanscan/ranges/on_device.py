@@ -77,7 +77,7 @@ class Transfer:
     def _copy(self, device: torch.device, numbers: Tensor) -> Tensor:
         if device.type != "cuda":
             return numbers
-        host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+        host = torch.empty(numbers.shape, dtype=numbers.dtype, device="cpu", pin_memory=True)
         host.copy_(numbers, non_blocking=True)
         event = torch.Event("cuda")
         event.record(torch.cuda.current_stream(device))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -201,4 +202,4 @@ def listed(rows: Sequence[TensorReport], limit: int = 4) -> str:
 def _is_finite(loss: Tensor | float) -> bool:
     if isinstance(loss, Tensor):
         return bool(torch.isfinite(loss.detach()).all())
-    return bool(torch.isfinite(torch.tensor(float(loss))))
+    return math.isfinite(loss)

@@ -194,7 +194,7 @@ def _place(like: Any, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         with torch.no_grad():
             place: Tensor = torch.empty_like(like.detach(), dtype=dtype)
         return place
-    return torch.empty(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _model_state(tensors: Mapping[str, Any], rest: Mapping[str, Any], own: Mapping[str, Any]) -> OrderedDict[str, Any]:

@@ -20,7 +20,8 @@ def _lost_eps(view: View) -> str | None:
     """An eps on the line that float16 rounds to 0, where the divisor or the argument is 0."""
     if not view.is_float16 or view.value(1 if view.name == "div" else 0) != 0.0:
         return None
-    lost = [text for text in _LITERAL.findall(view.code) if float(torch.tensor(float(text), dtype=torch.float16)) == 0]
+    half = {text: torch.tensor(float(text), dtype=torch.float16, device="cpu") for text in _LITERAL.findall(view.code)}
+    lost = [text for text, value in half.items() if float(value) == 0]
     if lost:
         return f"eps {lost[0]} is 0 in float16 (smallest number 6e-8), so {view.name} got exactly 0{view.where}"
     if re.search(r"eps|normalize\(|cosine_similarity\(", view.code):
