@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import copy
 import pickle
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from nanscan import find_unpicklable
 from nanscan.pickling import settle
@@ -63,6 +66,49 @@ def test_what_can_be_told_here_is_told_without_a_subprocess(value: Any, words: s
     (problem,) = find_unpicklable({"x": value}, name="state", check_loading=False)
     assert problem.path == 'state["x"]' and problem.severity == "error"
     assert words in problem.reason and fix in problem.fix
+
+
+class AttributeDict(dict[str, Any]):
+    """The well-known recipe for `config.lr`; `copy.deepcopy` asks it for `__deepcopy__`."""
+
+    __getattr__ = dict.__getitem__
+
+
+class MakesEntries(collections.defaultdict[str, Any]):
+    __getattr__ = collections.defaultdict.__getitem__
+
+
+class Around:
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("inner", "__setstate__"):
+            raise AttributeError(name)
+        return getattr(self.inner, name)
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (AttributeDict(lr=0.1), "copy.deepcopy fails: its __getattr__ raises KeyError"),
+        (MakesEntries(list, a=1), "copy.deepcopy fails"),
+        (Around(torch.ones(2)), "copy.deepcopy copies the Tensor inside alone"),
+        (Around([1]), None),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_getattr_that_answers_for_deepcopy_is_a_loss(value: Any, words: str | None) -> None:
+    problems = find_unpicklable({"config": value}, check_loading=False)
+    expected = [('state["config"]', "loss")] if words else []
+    assert [(problem.path, problem.severity) for problem in problems] == expected
+    assert words is None or (words in problems[0].reason and "raise AttributeError" in problems[0].fix)
+    assert "__deepcopy__" not in (value if isinstance(value, dict) else ())
+    try:
+        assert (type(copy.deepcopy(value)) is type(value)) is (words is None)
+    except (KeyError, TypeError):
+        assert words is not None
+    assert find_unpicklable(value, for_process=True, check_loading=False) == []
 
 
 def test_the_class_of_a_delegating_proxy_is_named() -> None:

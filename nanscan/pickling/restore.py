@@ -12,7 +12,7 @@ from torch import nn
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Saved, contents, has, own_attributes
 from nanscan.pickling.trust import own_hook, trusted
 
-__all__ = ["holds_itself_as_key", "refuses_to_load", "unsettled"]
+__all__ = ["holds_itself_as_key", "refuses_to_copy", "refuses_to_load", "unsettled"]
 
 _NO_STATE = object()
 _NEEDS_GROUP = (
@@ -69,6 +69,30 @@ def _delegates_forever(value: Any, whole: Saved) -> tuple[str, str] | None:
             return None
         said = f"__getattr__ answers {type(answer).__name__} for '__setstate__', which loading then calls"
     return f"{kind.__name__} pickles but does not load (nor deepcopy): {said}", _GUARD
+
+
+def refuses_to_copy(value: Any) -> tuple[str, str] | None:
+    """(reason, fix) if `copy.deepcopy` fails or copies something else because `__getattr__` answers for it."""
+    kind: Any = type(value)
+    if not own_hook(kind, "__getattr__") or has(kind, "__deepcopy__"):
+        return None
+    of_dict = issubclass(kind, dict)  # where asking may make an entry
+    if of_dict and own_hook(kind, "__new__"):
+        return None
+    try:
+        answer = getattr(kind.__new__(kind) if of_dict else value, "__deepcopy__", None)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: B036
+        said = f"fails: its __getattr__ raises {type(error).__name__} ({error}) for '__deepcopy__'"
+    else:
+        owner = getattr(answer, "__self__", value)
+        if answer is None or callable(answer) and (of_dict or owner is value):
+            return None
+        said = "fails: its __getattr__ answers for '__deepcopy__'"
+        if callable(answer):
+            said = f"copies the {type(owner).__name__} inside alone: its __getattr__ answers for '__deepcopy__'"
+    return f"copy.deepcopy {said}; torch.save and pickle work", _GUARD
 
 
 def _strange_state(value: Any, whole: Saved) -> tuple[str, str] | None:

@@ -229,6 +229,9 @@ class Walk:
             self._report(place, *loss, "loss")
         elif (verdict is None or verdict[-1] == "loss") and restore.unsettled(value, whole):
             self.unsettled.append(place)
+        copying = None if refusal or loss or self._for_process else restore.refuses_to_copy(value)
+        if copying:
+            self._report(place, *copying, "loss")
 
     def _class_verdict(self, whole: Saved) -> tuple[str, str, str] | None:
         maker = whole.args[0] if whole.func in NEW and whole.args else whole.func
