@@ -312,10 +312,9 @@ def wrap(
             left for inspection), `"zero"` the bad elements and step, `"warn"` and step anyway, or a function that gets
             the `StepReport` and returns one of these.
         max_consecutive_skips: so many skipped steps in a row raise `TrainingDiverged`; None: never.
-        check_params_every: also scan the parameters and the optimizer's state after every so many steps, because finite
-            gradients can make a NaN or Inf there (float16 Adam whose eps is 0, the square of a huge gradient). Such a
-            step can't be undone: what is bad is named, counted in `bad_parameter_steps`, and warned about or raised.
-            0: never.
+        check_params_every: also scan parameters and optimizer state after every so many steps: finite gradients can make
+            a NaN or Inf there (float16 Adam whose eps is 0, a huge gradient's square). The step can't be undone: what
+            is bad is named, counted in `bad_parameter_steps`, and warned about or raised. 0: never.
         find_origin: on the first bad step of a run, run the model's forward and backward again under
             `nanscan.trace` and say in the report, the log and the warning which op made the NaN or Inf, and on which
             line. Needs `model`. While all is well it keeps references to the inputs of the last forwards (up to 8 since
