@@ -61,6 +61,21 @@ def test_a_hundred_random_bit_flips_are_all_detected_and_name_the_tensor(saved: 
     assert named > 60  # most of the file is tensors
 
 
+def test_of_many_small_tensors_among_large_and_empty_ones_exactly_the_damaged_are_named(tmp_path: Path) -> None:
+    state: dict[str, torch.Tensor] = {f"small{i}": torch.full((1000,), float(i)) for i in range(300)}
+    state["large"] = torch.zeros(3 << 20)  # enough for several threads
+    state |= {"last": torch.full((9,), 0.5), "empty": torch.zeros(0)}
+    path = nanscan.save(state, tmp_path / "many.pt")
+    content = bytearray(path.read_bytes())
+    for value in (17.0, 64.0, 299.0, 0.5):
+        content[content.index(torch.full((9,), value).numpy().tobytes())] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(
+        nanscan.CorruptCheckpoint, match="tensor small17, tensor small64, tensor small299, tensor last are not"
+    ):
+        verify_file(str(path))
+
+
 def test_a_flip_in_any_byte_around_the_tensors_is_detected(saved: Path) -> None:
     content, dice = saved.read_bytes(), random.Random(1)
     for byte in [*range(0, 1200, 2), *range(len(content) - 2400, len(content), 3)]:

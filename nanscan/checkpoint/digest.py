@@ -38,6 +38,7 @@ MEMBER = ".nanscan/digests"
 FORMAT = "nanscan-digests"
 _MARK = b"nanscan xxh3_128 "
 _COMMENT = len(_MARK) + 16 + 1 + 32  # mark, start of the digests in hex, a space, digest in hex
+_HEADERS = 1024  # bytes between two neighbouring members at most, roughly
 _PARALLEL = 8 << 20  # bytes from which waking other threads pays
 _ADVICE = "Use an older checkpoint or another copy of this one"
 
@@ -64,7 +65,8 @@ class Region(NamedTuple):
         return f"tensor {self.tensors[0]}" + (f" (and {more} more that share its memory)" if more else "")
 
 
-_start = attrgetter("start")
+_place = attrgetter("start", "size")  # an empty one before the one that begins at the same byte
+_digest_of = xxhash.xxh3_128_hexdigest
 
 
 class Seal(NamedTuple):
@@ -95,7 +97,7 @@ def add_digests(fd: int, written: DigestingWriter, tensors: Mapping[str, Sequenc
     """
     directory = layout.read_directory(fd, written.size)
     members = layout.members_of(directory)
-    regions = tuple(sorted(_regions(fd, members, written, tensors), key=_start))
+    regions = tuple(sorted(_regions(fd, members, written, tensors), key=_place))
     seal = Seal(regions, _rest_digest(fd, regions, directory.start), directory.start)
     name = members[0].name.split("/")[0]
     comment = _MARK + b"%016x " % directory.start + b"0" * 32
@@ -237,22 +239,49 @@ def corrupt_regions(path: str, bad: Sequence[Region]) -> CorruptCheckpoint:
     )
 
 
-def _shares(regions: list[Region]) -> list[list[Region]]:
-    """Regions for each thread, about as many bytes for each."""
+def _shares(regions: Sequence[Region]) -> list[list[Region]]:
+    """Regions for each thread, about as many bytes for each, neighbours together."""
     total = sum(region.size for region in regions)
     threads = min(4, os.cpu_count() or 1) if total >= _PARALLEL else 1
     shares: list[list[Region]] = [[] for _ in range(threads)]
-    loads = [0] * threads
-    for region in sorted(regions, key=lambda region: -region.size):
-        least = loads.index(min(loads))
-        shares[least].append(region)
-        loads[least] += region.size
-    return [sorted(share, key=lambda region: region.start) for share in shares]
+    before = 0
+    for region in sorted(regions, key=_place):
+        middle = before + region.size // 2
+        shares[min(threads - 1, middle * threads // max(1, total))].append(region)
+        before += region.size
+    return shares
 
 
 def _bad_regions(fd: int, regions: Sequence[Region]) -> list[Region]:
     chunk = memoryview(bytearray(CHUNK))  # once: new memory costs as much as hashing it
-    return [region for region in regions if digest_range(fd, region.start, region.size, chunk).hex() != region.digest]
+    return [region for some in _runs(regions) for region in _bad_in_run(fd, some, chunk)]
+
+
+def _runs(regions: Sequence[Region]) -> Iterator[list[Region]]:
+    """Neighbours that one read brings, as a state's thousands of small tensors; a larger region by itself."""
+    run: list[Region] = []
+    end = 0
+    for region in regions:
+        if run and (region.start + region.size - run[0].start > CHUNK or region.start - end > _HEADERS):
+            yield run
+            run = []
+        run.append(region)
+        end = region.start + region.size
+    if run:
+        yield run
+
+
+def _bad_in_run(fd: int, run: Sequence[Region], chunk: memoryview) -> list[Region]:
+    give_way()
+    first = run[0].start
+    if len(run) == 1:
+        return [] if digest_range(fd, first, run[0].size, chunk).hex() == run[0].digest else [run[0]]
+    found = chunk[: os.preadv(fd, [chunk[: run[-1].start + run[-1].size - first]], first)]
+    return [
+        region
+        for region in run
+        if _digest_of(found[region.start - first : region.start - first + region.size]) != region.digest
+    ]
 
 
 def digest_range(fd: int, start: int, size: int, chunk: memoryview | None = None) -> bytes:

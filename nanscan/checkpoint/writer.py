@@ -48,8 +48,21 @@ class DigestingWriter:
         """Write all of ``data`` (bytes-like); returns how many bytes."""
         give_way()
         try:
-            plain = type(data) is memoryview and data.format == "B" and data.ndim == 1
-            return self._take(data if plain else memoryview(data).cast("B"))
+            if type(data) is not memoryview or data.format != "B" or data.ndim != 1:
+                data = memoryview(data).cast("B")
+            length = len(data)
+            end = self._filled + length
+            if not self._ready or end > CHUNK:
+                return self._take(data)
+            if length < _TINY:  # nearly all calls, as each tensor comes with several headers
+                self._chunk[self._filled : end] = self._tiny[self.size] = bytes(data)
+            else:
+                piece = self._chunk[self._filled : end]
+                piece[:] = data
+                self._digests[self.size] = (length, _digest_of(piece))
+            self._filled = end
+            self.size += length
+            return length
         except BaseException as error:
             self._fail(error)
             raise
@@ -78,21 +91,14 @@ class DigestingWriter:
         return digest if length == size > 0 else None
 
     def _take(self, data: memoryview) -> int:
+        """What comes first, or does not fit into the chunk."""
         if not self._ready:
             self._begin()
-        length, start = len(data), self._filled
-        if start + length > CHUNK:
-            self._take_large(data)
-        else:  # nearly all calls, as each tensor comes with several headers
-            self._filled = start + length
-            piece = self._chunk[start : self._filled]
-            piece[:] = data
-            if length < _TINY:
-                self._tiny[self.size] = bytes(piece)
-            else:
-                self._digests[self.size] = (length, _digest_of(piece))
-        self.size += length
-        return length
+        for start in range(0, len(data), PART):
+            part = data[start : start + PART]
+            self._digests[self.size + start] = (len(part), self._copied(part))
+        self.size += len(data)
+        return len(data)
 
     def _begin(self) -> None:
         if self.failure is not None:
@@ -101,11 +107,6 @@ class DigestingWriter:
             before, self._before = self._before, None
             before()
         self._ready = True
-
-    def _take_large(self, data: memoryview) -> None:
-        for start in range(0, len(data), PART):
-            part = data[start : start + PART]
-            self._digests[self.size + start] = (len(part), self._copied(part))
 
     def _copied(self, part: memoryview) -> bytes:
         """Copy to the chunk, piece by piece, and hash the copy; a full chunk is written."""
