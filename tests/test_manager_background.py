@@ -17,6 +17,7 @@ from torch import nn
 import nanscan
 from nanscan import CheckpointError, CheckpointManager, CheckpointSystemError, CheckpointWarning, NonFiniteError
 from nanscan.manager import manager as manager_module
+from nanscan.manager.writer import Writer
 from tests.manager_runs import Run, leftovers, steps_of
 
 
@@ -45,6 +46,37 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gate]:
     made = Gate(monkeypatch)
     yield made
     made.let(100)
+
+
+class FreshState:
+    """Its state is a new tensor each time."""
+
+    def __init__(self) -> None:
+        self.made: weakref.ref[torch.Tensor] | None = None
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        state = torch.ones(3)
+        self.made = weakref.ref(state)
+        return {"state": state}
+
+
+def test_of_the_state_only_the_copy_is_left_when_the_thread_begins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part, alive = FreshState(), []
+    original = Writer.submit
+
+    def submit(*arguments: Any) -> None:
+        assert part.made is not None
+        alive.append(part.made())  # tensors that the training thread lets go of beside a busy one cost a turn each
+        original(*arguments)
+
+    monkeypatch.setattr(Writer, "submit", submit)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, extra={"part": part})
+    assert alive == [None] and torch.equal(
+        nanscan.load(tmp_path / "step-00000001.pt")["extra"]["part"]["state"], torch.ones(3)
+    )
 
 
 def test_training_goes_on_while_the_snapshot_is_written_and_does_not_change_it(tmp_path: Path, gate: Gate) -> None:

@@ -185,10 +185,10 @@ class CheckpointManager:
         if not (force or self._schedule.due(step)):
             self._raise_pending()
             return None
-        state = self._state(step, epoch, given, extra)
+        states = [self._state(step, epoch, given, extra)]
         try:
             with exits.deferred():
-                failed = self._take(step, state)
+                failed = self._take(step, states)
         except Exception as error:
             self._failures.tell(error)
             return None
@@ -229,15 +229,15 @@ class CheckpointManager:
         """True if `every_steps` or `every_seconds` says when a save is due; else every call is."""
         return self._schedule.every_steps is not None or self._schedule.every_seconds is not None
 
-    def _take(self, step: int, state: dict[str, Any]) -> BaseException | None:
-        """Write it, or have it written; returns the error of an earlier save that nobody was told about."""
+    def _take(self, step: int, states: list[dict[str, Any]]) -> BaseException | None:
+        """Write what the list holds, or have it written; returns the error of an earlier save that is still untold."""
         if not self._background:
-            self._write(step, state)
+            self._write(step, states.pop())
             self._schedule.saved()
             return None
         buffer = self._writer.take_buffer()
-        try:
-            snapshot = copied(state, buffer)
+        try:  # of the state nothing is left when the thread begins: a tensor let go beside it waits for its turn
+            snapshot = copied(states.pop(), buffer)
         except BaseException:
             self._writer.give_back(None)
             raise
