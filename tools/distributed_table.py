@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.distributed.layouts import FOUR_ONLY, LAYOUTS  # noqa: E402
+from tests.distributed.layouts import FOUR_ONLY  # noqa: E402
 from tests.ranks import Ranks  # noqa: E402
 
 PAGE = ROOT / "docs" / "distributed.md"
@@ -56,25 +57,32 @@ def judged(value: object, wanted: float) -> str:
     return "works" if right else f"wrong: {value:.5g} instead of {wanted:.5g}"
 
 
+def line_of_layout(worlds: Mapping[int, Ranks], name: str) -> str:
+    """The line of one of `ROWS`, found by the processes of `worlds` (by their number)."""
+    size = 4 if name in FOUR else 2
+    ours, wanted, theirs, gap, _ = worlds[size].run("clip_as_torch", name, 2.0)[0]
+    own = judged(ours, wanted) if gap < 1e-6 else f"wrong gradients: off by {gap:.2g}"
+    return f"| {ROWS[name]} | {size} | {judged(theirs, wanted)} | {own} |"
+
+
+def line_of_values(worlds: Mapping[int, Ranks], name: str) -> str:
+    """The line of one of `VALUES`."""
+    found = worlds[2].of("tests.distributed.clip_scenarios").run("clip_hard", name)
+    ours, wanted, theirs, gap, _ = max(found, key=lambda row: "Timed out" not in str(row[2]))  # who did not wait
+    waits = "; the other rank waits for it" if any("Timed out" in str(row[2]) for row in found) else ""
+    own = judged(ours, wanted) if gap < 1e-2 else f"wrong gradients: off by {gap:.2g}"
+    return f"| {VALUES[name]} | 2 | {judged(theirs, wanted)}{waits} | {own} |"
+
+
 def table() -> str:
     """The Markdown table, made by running every layout."""
     worlds = {size: Ranks(size, "tests.distributed.scenarios") for size in (2, 4)}
     lines = [
         "| layout | processes | `torch.nn.utils.clip_grad_norm_` | `nanscan.clip_grad_norm_` |",
         "|---|---|---|---|",
+        *(line_of_layout(worlds, name) for name in ROWS),
+        *(line_of_values(worlds, name) for name in VALUES),
     ]
-    for name, words in ROWS.items():
-        assert name in LAYOUTS
-        size = 4 if name in FOUR else 2
-        ours, wanted, theirs, gap, _ = worlds[size].run("clip_as_torch", name, 2.0)[0]
-        own = judged(ours, wanted) if gap < 1e-6 else f"wrong gradients: off by {gap:.2g}"
-        lines.append(f"| {words} | {size} | {judged(theirs, wanted)} | {own} |")
-    for name, words in VALUES.items():
-        found = worlds[2].of("tests.distributed.clip_scenarios").run("clip_hard", name)
-        ours, wanted, theirs, gap, _ = max(found, key=lambda row: "Timed out" not in str(row[2]))  # who did not wait
-        waits = "; the other rank waits for it" if any("Timed out" in str(row[2]) for row in found) else ""
-        own = judged(ours, wanted) if gap < 1e-2 else f"wrong gradients: off by {gap:.2g}"
-        lines.append(f"| {words} | 2 | {judged(theirs, wanted)}{waits} | {own} |")
     for ranks in worlds.values():
         ranks.close()
     return "\n".join(lines)
