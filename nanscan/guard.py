@@ -312,7 +312,7 @@ def wrap(
             left for inspection), `"zero"` the bad elements and step, `"warn"` and step anyway, or a function that gets
             the `StepReport` and returns one of these.
         max_consecutive_skips: so many skipped steps in a row raise `TrainingDiverged`; None: never.
-        check_params_every: also scan parameters and optimizer state after every so many steps: finite gradients can make
+        check_params_every: also scan parameters and optimizer state after every so many steps: finite gradients can put
             a NaN or Inf there (float16 Adam whose eps is 0, a huge gradient's square). The step can't be undone: what
             is bad is named, counted in `bad_parameter_steps`, and warned about or raised. 0: never.
         find_origin: on the first bad step of a run, run the model's forward and backward again under
