@@ -47,6 +47,12 @@ def half_written(rest: float) -> Tensor:
     return memory
 
 
+def hooked(factor: float) -> nn.Module:
+    model = nn.Linear(2, 2)
+    model.register_full_backward_hook(lambda module, given, got: tuple(g * factor for g in given))
+    return model
+
+
 class Numpy(torch.autograd.Function):
     """A function that leaves PyTorch for numpy."""
 
@@ -81,6 +87,18 @@ OUTSIDE = [
         healthy=lambda: F.scaled_dot_product_attention(
             torch.zeros(2, 2), torch.zeros(2, 2), torch.ones(2, 2), attn_mask=torch.tensor([[True, False]] * 2)
         ),
+    ),
+    case(
+        "step with a factor of NaN",
+        "its factor (alpha) is NaN",
+        bad=lambda: leaf(1.0).add(torch.ones(1), alpha=NAN),
+        healthy=lambda: leaf(1.0).add(torch.ones(1), alpha=0.1),
+    ),
+    case(
+        "hook that changes the gradient",
+        "a full backward hook of a module changed the gradient at [0, 0]",
+        bad=lambda: hooked(NAN)(torch.ones(1, 2, requires_grad=True)),
+        healthy=lambda: hooked(0.5)(torch.ones(1, 2, requires_grad=True)),
     ),
     case(
         "memory that was never written",

@@ -177,6 +177,9 @@ def test_transforms_of_torch_func_are_traced():
     origin = origin_of(lambda: torch.func.grad(lambda v: v.sqrt().sum())(torch.zeros(3)))
     assert (origin.op, origin.kind, origin.phase) == ("SqrtBackward0", "inf", "backward")
     assert origin_of(lambda: torch.func.vmap(lambda v: (v - v).log())(torch.ones(3, 2))).op == "aten.log"
+    gradients = torch.func.vmap(torch.func.grad(lambda v: v.sum().sqrt()))  # of each sample
+    origin = origin_of(lambda: gradients(-torch.ones(3, 2)))
+    assert (origin.op, origin.kind, origin.inputs[0].value_at) == ("aten.sqrt", "nan", -2.0)
 
 
 def test_meta_tensors_and_inference_mode_are_no_obstacle():

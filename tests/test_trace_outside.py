@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -177,3 +178,22 @@ def test_a_checkpoint_that_keeps_no_values_gets_the_hint_of_the_usual_cause(
     x = torch.zeros(2, 3, requires_grad=True)
     origin = origins_of(lambda: checkpoint(function, x, use_reentrant=False).sum().backward())[0]
     assert origin.phase == "backward" and word in str(origin.hint)
+
+
+class Inverse(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return gradient / x
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_custom_function_within_a_checkpoint_gives_its_values_once_and_is_named(use_reentrant: bool) -> None:
+    x = torch.zeros(2, 3, requires_grad=True)
+    origin = origins_of(lambda: checkpoint(Inverse.apply, x, use_reentrant=use_reentrant).sum().backward())[0]
+    assert (origin.op, origin.phase, origin.kind) == ("InverseBackward", "backward", "inf")

@@ -15,7 +15,7 @@ from nanscan.origin.modules import ModuleStack, storage_key
 from nanscan.origin.ops import Kind, drops_values, ends_in_inf, fills_with_inf, never_masks, tensors_in
 from nanscan.origin.ranges import Counts, bad_counts, has_plus_inf
 from nanscan.origin.record import Origin
-from nanscan.origin.torch_private import WeakStorage
+from nanscan.origin.torch_private import WeakStorage, plain
 from nanscan.origin.writing import forward_origin, input_origin
 
 __all__ = ["Call", "Finding", "Judge", "Run"]
@@ -211,7 +211,7 @@ class Judge:
         """A call gave memory that nobody has written to."""
         key = storage_key(tensor)
         if key is not None:
-            self._unwritten[key] = (WeakStorage(tensor.untyped_storage()), call)
+            self._unwritten[key] = (WeakStorage(plain(tensor).untyped_storage()), call)
 
     def _known(self, tensor: Tensor) -> bool:
         """True for memory in which a NaN or Inf was seen before: an op's output, or what came in from outside."""
@@ -224,7 +224,7 @@ class Judge:
             known = [] if have is None else have[1]
             merged = [*known, *(f for f in findings if f not in known)]
             # The weak reference keeps the key from being given to other memory.
-            self._holders[key] = (WeakStorage(tensor.untyped_storage()), merged)
+            self._holders[key] = (WeakStorage(plain(tensor).untyped_storage()), merged)
 
     def settle(self) -> None:
         """At the end: an Inf that no op has turned into something finite is a result, and counts."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from nanscan.names import clean, unwrapped
+from nanscan.origin.torch_private import plain
 
 __all__ = ["ModuleStack", "is_compiled", "storage_key"]
 
@@ -121,7 +122,7 @@ def is_compiled(module: nn.Module | None) -> bool:
 def storage_key(tensor: Tensor) -> int | None:
     """Equal for two tensors that share memory, while one of them lives; None where there is no memory of its own."""
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return int(plain(tensor).untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError, AttributeError):
         return None
 

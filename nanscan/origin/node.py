@@ -37,17 +37,17 @@ class NodeRun(NamedTuple):
 
 def saved_of(node: Any) -> dict[str, Any]:
     """What a node's forward had saved, by name; what has been freed is left out."""
-    if hasattr(node, "saved_tensors"):
+    if hasattr(type(node), "saved_tensors"):  # of a custom function; asking the node itself would unpack them
         try:
             return {f"saved {i}": plain(t) for i, t in enumerate(node.saved_tensors)}
-        except RuntimeError:
+        except Exception:  # freed, given out once already by a checkpoint, or a hook of the user's that refuses
             return {}
     found: dict[str, Any] = {}
     for name in dir(node):
         if name.startswith("_saved_"):
             try:
                 found[name.removeprefix("_saved_")] = plain(getattr(node, name))
-            except RuntimeError:  # freed, or a hook refuses
+            except Exception:
                 continue
     return found
 

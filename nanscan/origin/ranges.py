@@ -13,6 +13,7 @@ from nanscan.engine.shards import is_dtensor, local_of
 from nanscan.engine.tensors import full_index, full_shape
 from nanscan.names import dtype_name
 from nanscan.origin.record import TensorRange
+from nanscan.origin.torch_private import plain
 
 __all__ = [
     "Counts",
@@ -34,7 +35,7 @@ def bad_counts(tensor: Tensor) -> Counts:
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return 0, 0
     try:
-        scan = engine.scan([tensor])
+        scan = engine.scan([plain(tensor)])
     except BadInput:
         return 0, 0
     return scan.nan_count, scan.inf_count
@@ -50,6 +51,7 @@ def has_plus_inf(tensor: Tensor) -> bool:
 
 def first_bad_of(tensor: Tensor) -> tuple[int, ...] | None:
     """Index of the first NaN or Inf, None if there is none."""
+    tensor = plain(tensor)
     try:
         rows = engine.scan([tensor]).bad_rows()
     except BadInput:
@@ -84,6 +86,7 @@ def element_at(tensor: Tensor, shape: Sequence[int], index: Sequence[int]) -> fl
 
 def range_of(name: str, tensor: Tensor, shape: Sequence[int] = (), index: Sequence[int] | None = None) -> TensorRange:
     """The range of a tensor; with `index` also the element at that place of `shape`."""
+    tensor = plain(tensor)
     nan, inf = bad_counts(tensor)
     low, high = _finite_range(tensor)
     return TensorRange(

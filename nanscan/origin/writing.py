@@ -14,6 +14,7 @@ from nanscan.origin.modules import ModuleStack, storage_key
 from nanscan.origin.ops import aten_name, tensors_in
 from nanscan.origin.ranges import bad_counts, first_bad_of, first_of_kind, range_of, shape_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
+from nanscan.origin.torch_private import plain
 
 if TYPE_CHECKING:
     from nanscan.origin.judge import Call, Run
@@ -23,8 +24,8 @@ __all__ = ["forward_origin", "hint_of", "input_origin", "loss_of_mask", "source_
 
 def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> Origin:
     """The origin for a forward op whose output number `position` is bad."""
-    outputs = tuple(tensors_in(run.outputs if isinstance(run.outputs, (list, tuple)) else (run.outputs,)))
-    output = outputs[position].detach()
+    outputs = tuple(map(plain, tensors_in(run.outputs if isinstance(run.outputs, (list, tuple)) else (run.outputs,))))
+    output = plain(outputs[position].detach())
     index = first_of_kind(output, kind) or ()
     source, note = source_and_note(run.call.place)
     op = aten_name(run.call.func)
@@ -35,7 +36,7 @@ def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> 
         phase="forward",
         kind=kind,
         inputs=inputs,
-        outputs=tuple(t.detach() for t in outputs),
+        outputs=tuple(plain(t.detach()) for t in outputs),
         output=position,
         first_bad=index,
         args=run.args,
@@ -73,7 +74,9 @@ def _output_ranges(
     if len(outputs) == 1:
         return (range_of("output", bad, shape_of(bad), index),)
     return tuple(
-        range_of(_output_name(i, t, modules), t.detach(), shape_of(t), index if shape_of(t) == shape_of(bad) else None)
+        range_of(
+            _output_name(i, t, modules), plain(t.detach()), shape_of(t), index if shape_of(t) == shape_of(bad) else None
+        )
         for i, t in enumerate(outputs)
         if t.is_floating_point() or t.is_complex()
     )
@@ -89,7 +92,8 @@ def _as_it_was(run: Run, tensor: Tensor) -> Tensor | None:
     for before, _, copy in run.before:
         if before is tensor:
             return copy
-    return tensor.detach()
+    given: Tensor = plain(tensor.detach())
+    return given
 
 
 def _input_name(run: Run, position: int, tensor: Tensor, modules: ModuleStack) -> str:
@@ -114,6 +118,7 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack, make
     what = "input" if named is None else "parameter"
     what = aten_name(call.func) if maker is not None and named is None else custom if custom is not None else what
     name, value = (named[1], tensor) if named is not None else _outside_name(run, tensor, modules)
+    value = plain(value.detach())
     if custom is not None and " of aten." in name:
         name = f"output of {custom}"
     if named is not None and named[0] == "buffer":
@@ -122,7 +127,7 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack, make
         op=what if custom is None else "autograd.Function",
         phase="forward",
         kind=kind,
-        outputs=(value.detach(),),
+        outputs=(value,),
         first_bad=first_bad_of(value) or (),
         module=modules.path(call.module),
         module_type=None if call.module is None else type(call.module).__name__,
@@ -136,7 +141,7 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack, make
         file=source.file,
         line=source.line,
         code=source.code,
-        outputs=(range_of(name, value.detach()),),
+        outputs=(range_of(name, value),),
         name=name,
         note=_both(f"it was read by {aten_name(run.call.func)}", note),
         hint=hint_of(event),

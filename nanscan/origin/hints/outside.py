@@ -33,6 +33,15 @@ def _logdet(view: View) -> str | None:
     return "logdet gives NaN where the determinant is negative"
 
 
+def _factor(view: View) -> str | None:
+    numbers = {name: v for name, v in view.event.kwargs.items() if name in ("alpha", "value", "lr") and v != v}
+    return f"its factor ({', '.join(numbers)}) is NaN" if numbers else None
+
+
+def _hook(view: View) -> str | None:
+    return f"a full backward hook of a module changed the gradient{view.where}"
+
+
 def _never_written(view: View) -> str | None:
     return f"memory that nobody wrote to was read ({_bad_elements(view)}), and it holds whatever was there before"
 
@@ -74,6 +83,20 @@ ROWS = (
         "the batch brings a NaN or Inf with it; a mask does not take it away, since 0 * NaN is NaN",
         "nanscan.check_batch names the sample and the field; look at the data and its preprocessing (0/0 of constants)",
         _input,
+    ),
+    Row(
+        "step with a factor of NaN",
+        names("add addcdiv addcmul sub _fused_adam _fused_adamw _fused_sgd"),
+        "the learning rate (or a weight of a sum) is NaN: a schedule that divided 0 by 0",
+        "Look at the scheduler and at optimizer.param_groups",
+        _factor,
+    ),
+    Row(
+        "hook that changes the gradient",
+        names("BackwardHookFunctionBackward"),
+        "a hook of register_full_backward_hook returned NaN or Inf",
+        "Look at the hooks of the modules on this path",
+        _hook,
     ),
     Row(
         "memory that was never written",
