@@ -145,7 +145,7 @@ def _print_fault(run: RunResult) -> None:
     print_lines(
         [
             f"Step {run.first_bad_step}: no sample of class {absent} in the batch, so the loss was 0/0.",
-            f"Culprit, as the guard names it: {run.culprit}",
+            f"First of the bad gradients: {run.culprit}",
             "",
         ]
     )
