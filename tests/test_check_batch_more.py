@@ -71,6 +71,7 @@ def test_a_box_without_area_is_named(box: list[float]) -> None:
         targets([0.0, 0.0, 4.0, 4.0], [1.0, 2.0, 3.0, 4.0]),
         targets([0.5, 0.5, 0.2, 0.1], [0.3, 0.3, 0.3, 0.3]),  # centre and size, as fractions
         targets([50.0, 60.0, 20.0, 10.0], [10.0, 10.0, 10.0, 30.0], key="bbox"),  # corner and size
+        {"bbox": torch.tensor([[[0, 0, 0, 0], [10, 10, 20, 20], [1000, 1000, 1000, 1000]]])},  # of the words of a page
         {"image": IMAGES, "boxes": torch.tensor([[[0.0, 0, 1, 1], [0, 0, 0, 0]], [[1, 1, 3, 3], [-1, -1, -1, -1]]])},
     ],
 )
@@ -121,4 +122,5 @@ def test_a_mask_of_four_dimensions_that_hides_a_sample_is_named_and_its_rows_of_
         problem = only({"attention_mask": mask})
         assert problem.path == 'batch["attention_mask"][1]' and "row 1 masks every key" in problem.reason
     padded: Tensor = keep[:1, :, None] * keep[:1, None]
+    assert check_batch({"attention_mask": torch.ones(3)}) == []  # of one sample
     assert check_batch({"attention_mask": padded[:, None]}) == []  # the third row is that of a key that is hidden too

@@ -42,10 +42,10 @@ def _without_area(field: Field, value: Tensor) -> tuple[Tensor, Tensor]:
     """Boxes without area whatever the form (corners, corner and size, centre and size), and those that look so.
 
     Corners are taken for granted in `boxes` of a target per sample (as torchvision has them) that are no fractions, and
-    told by the other boxes elsewhere. Rows of 0 or -1 fill up a batch.
+    told by the other boxes elsewhere. Rows of one number (0, -1, 1000) fill up a batch.
     """
     x, y, right, low = value.unbind(-1)
-    fills = ((value == 0).all(-1) | (value == -1).all(-1)) & field.batched
+    fills = (value == value[..., :1]).all(-1) & field.batched
     certain = ((right <= 0) | (low <= 0)) & ~fills
     collapsed, inverted = (right == x) | (low == y), (right < x) | (low < y)
     others = ~(collapsed | inverted | certain | fills)

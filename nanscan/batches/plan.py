@@ -104,7 +104,8 @@ def _is_mask(one: Field) -> bool:
     """Whether it is known what it hides: padding by sample, attention by sample too, additive ones by row."""
     if one.role == "scores":
         return True
-    return one.batched and (one.role == "attention" or len(one.shape) == 2) and one.role in ("padding", "attention")
+    dims = {"padding": range(2, 3), "attention": range(2, 6)}.get(one.role, ())
+    return one.batched and len(one.shape) in dims
 
 
 def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
