@@ -45,6 +45,8 @@ class Verdict(torch.optim.Optimizer):
             return scan, labels, flagged
         known = self._names.refresh(self._names.signature, groups)
         no_loss = len(labels) == self._params()  # a loss is each rank's own
+        if not self._agreement.silent:
+            self._agreement.look_at_hooks()
         if self._agreement.equal_gradients and no_loss and not self._agreement.silent:
             self._agreement.compare(flat_params(groups), known, self._steps)
             self._replan()

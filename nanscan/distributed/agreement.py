@@ -48,15 +48,17 @@ class Agreement(Exchange):
     Args:
         group: the `torch.distributed.ProcessGroup`.
         equal_gradients: True where every rank holds the same gradients anyway: what they say needs no collective.
+        reducers: the DDP modules that make them so.
 
     Attributes:
         silent: True if a step whose gradients alone are judged needs no word: they are equal, and the ranks were found
             to optimize the same parameters.
     """
 
-    def __init__(self, group: Any, equal_gradients: bool = False) -> None:
+    def __init__(self, group: Any, equal_gradients: bool = False, reducers: Sequence[Any] = ()) -> None:
         super().__init__(group)
         self.equal_gradients = equal_gradients
+        self._reducers = reducers
         self.silent = False
         self._own: Own | None = None
         self._labels: Sequence[Label] | None = None
@@ -97,6 +99,11 @@ class Agreement(Exchange):
         found = self._bad_tensors(findings, told)
         rows, every, repeated = self._rows(found, labels, findings)
         return AgreedScan(own, places, rows, repeated, findings, self._plan, self.rank), every, any_flag
+
+    def look_at_hooks(self) -> None:
+        """Count on different gradients where a communication hook makes them: it may reduce otherwise, or not at all."""
+        if any(getattr(module, "_comm_hooks", ()) for module in self._reducers):
+            self.equal_gradients = False
 
     def compare(self, params: Sequence[Tensor], known: Sequence[Label], step: int) -> None:
         """At the first step, where gradients are equal: do all ranks optimize the same parameters? Else they share."""

@@ -134,9 +134,8 @@ def _implied(optimizer: Any, params: Sequence[Any], model: nn.Module | None) -> 
         return None
     groups = {tuple(dist.get_process_group_ranks(module.process_group)): module.process_group for module in replicas}
     reduced = {id(param) for module in replicas for param in reduced_by(module)}
-    hooked = any(getattr(module, "_comm_hooks", ()) for module in replicas)  # they may reduce otherwise, or not at all
-    equal = not hooked and all(id(param) in reduced or not param.requires_grad for param in params)
-    return Agreement(_widest(groups), equal_gradients=equal and len(groups) == 1)
+    equal = all(id(param) in reduced or not param.requires_grad for param in params)
+    return Agreement(_widest(groups), equal_gradients=equal and len(groups) == 1, reducers=replicas)
 
 
 def _widest(groups: dict[tuple[int, ...], Any]) -> Any:

@@ -89,10 +89,13 @@ def a_group_that_lacks_shards(rank: int) -> str:
     return said_by(lambda: nanscan.wrap(torch.optim.SGD([weight]), process_group=groups[rank]))
 
 
-def ddp_whose_hook_does_not_reduce(rank: int) -> Told:
+def ddp_whose_hook_does_not_reduce(rank: int, late: bool) -> Told:
     model = DistributedDataParallel(net())
-    model.register_comm_hook(None, noop_hook)
+    if not late:
+        model.register_comm_hook(None, noop_hook)
     guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    if late:
+        model.register_comm_hook(None, noop_hook)
     model(data(rank) * (NAN if rank else 1.0)).sum().backward()
     step_of(guarded)
     return guarded.step_was_skipped, str({row.rank for row in guarded.last_report.bad})

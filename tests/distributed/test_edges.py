@@ -50,8 +50,9 @@ def test_a_group_that_lacks_shards_is_refused(two: Scenarios) -> None:
         )
 
 
-def test_a_communication_hook_may_leave_gradients_that_differ(two: Scenarios) -> None:
-    assert two.run("ddp_whose_hook_does_not_reduce") == [(True, "{1}")] * 2
+@pytest.mark.parametrize("late", [False, True], ids=["before wrap", "after wrap"])
+def test_a_communication_hook_may_leave_gradients_that_differ(two: Scenarios, late: bool) -> None:
+    assert two.run("ddp_whose_hook_does_not_reduce", late) == [(True, "{1}")] * 2
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["model", "no model"])
