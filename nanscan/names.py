@@ -44,7 +44,7 @@ class Names:
         """
         if signature == self.signature and signature:
             return self.latest
-        return self.refresh(signature, groups)
+        return self.refresh(signature, groups) if signature else self.renewed(groups)
 
     def refresh(self, signature: int, groups: Sequence[dict[str, Any]]) -> list[Label]:
         """As `labels`, after a look at every parameter; where the signature is new, also at its shape and dtype."""

@@ -120,7 +120,7 @@ class GuardedSteps(DeferredSteps):
         except BadInput as error:
             raise self._explained(error) from None
         if scan.signature != names.signature or not names.signature:
-            names.refresh(scan.signature, inner.param_groups)
+            names.labels(scan.signature, inner.param_groups)
             if self.notice_shards():
                 return self._other_step(closure, kwargs)
         labels, factor = names.latest, 1.0
