@@ -101,7 +101,7 @@ class Agreement(Exchange):
         return AgreedScan(own, places, rows, repeated, findings, self._plan, self.rank), every, any_flag
 
     def look_at_hooks(self) -> None:
-        """Count on different gradients where a communication hook makes them: it may reduce otherwise, or not at all."""
+        """Count on different gradients where there is a communication hook: it may reduce otherwise, or not at all."""
         if any(getattr(module, "_comm_hooks", ()) for module in self._reducers):
             self.equal_gradients = False
 
