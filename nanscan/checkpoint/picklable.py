@@ -15,6 +15,7 @@ from nanscan import paddle_objects
 from nanscan.checkpoint.taken_apart import taken_apart
 from nanscan.checkpoint.tensors import Found
 from nanscan.checkpoint.turns import give_way
+from nanscan.checkpoint.views import WASTE, Views
 from nanscan.engine.shards import is_dtensor
 from nanscan.errors import CheckpointError
 from nanscan.pickling.find import find_unpicklable
@@ -33,13 +34,15 @@ class PickleWatch:
 
     Args:
         huge: the state's very large integers: pickle asks nobody about numbers.
+        found: its tensors, of which small views are saved without the large memory behind them.
 
     Attributes:
         module: give it to torch.save as ``pickle_module``.
         suspects: what is not surely loadable with ``weights_only=True``, each type once, each function once.
     """
 
-    def __init__(self, huge: Sequence[int] = ()) -> None:
+    def __init__(self, huge: Sequence[int] = (), found: Sequence[Found] = ()) -> None:
+        self._views = Views(found)
         self.suspects: dict[Any, Any] = {number: number for number in huge}
         self._storages: dict[int, str] = {}  # StorageImpl -> the key that torch.save gives it
         self._keys: dict[int, str] = {}  # id of a tensor -> the key of its storage
@@ -68,8 +71,11 @@ class PickleWatch:
             self.suspects.setdefault(kind, tensor)
         if tensor.layout is not torch.strided or tensor.is_meta:
             return NotImplemented
-        storage = tensor.untyped_storage()
-        self._keys[id(tensor)] = self._storages.setdefault(storage._cdata, str(len(self._storages)))
+        storage, name = tensor.untyped_storage(), id(tensor)
+        if storage.nbytes() - tensor.nbytes > WASTE and tensor.is_cpu:
+            tensor = self._views.alone(tensor)
+            storage = tensor.untyped_storage()
+        self._keys[name] = self._storages.setdefault(storage._cdata, str(len(self._storages)))
         parts = taken_apart(tensor, storage) if kind is Tensor else None
         return NotImplemented if parts is None else parts
 

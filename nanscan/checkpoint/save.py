@@ -151,7 +151,7 @@ def _write_torch(
     obj: Any, root: str, fd: int, path: str, found: Sequence[Found], seen: Seen, check: Callable[[], None]
 ) -> digest.Written:
     """Write the archive with its digests; ``check`` is called after pickling, before the first byte is written."""
-    watch = PickleWatch(seen.huge)
+    watch = PickleWatch(seen.huge, found)
 
     def before_writing() -> None:
         if not watch.is_loadable():
