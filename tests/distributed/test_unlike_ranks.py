@@ -83,6 +83,10 @@ def test_find_origin_of_ddp_answers_for_its_rank_and_leaves_nothing_behind(two: 
     assert healthy == ([None] * 3, True) and bad == ([None, ("aten.mul", "nan"), None], True)
 
 
+def test_a_weight_that_is_bad_on_one_rank_is_named_there(two: Scenarios) -> None:
+    assert two.run("a_weight_that_is_bad_on_one_rank") == [(True, []), (True, [("4.bias", 1)])]
+
+
 def test_a_rank_whose_batches_run_out_under_join(two: Scenarios) -> None:
     assert two.run("inputs_that_run_out") == [(1, ["step", "skip", "step", "step"]), (1, ["step", "skip", "step"])]
 

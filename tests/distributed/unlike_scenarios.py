@@ -191,6 +191,17 @@ def searched_by_hand(rank: int) -> Any:
     return origins, same
 
 
+def a_weight_that_is_bad_on_one_rank(rank: int) -> Any:
+    """A NaN in a weight of rank 1 reaches all gradients by DDP: (skipped, the names and ranks of what was bad)."""
+    model = DistributedDataParallel(net())
+    guarded = nanscan.wrap(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    with torch.no_grad():
+        model.module[4].bias[0] = NAN if rank == 1 else 0.0
+    model(data(rank)).square().mean().backward()
+    step_of(guarded)
+    return guarded.step_was_skipped, [(row.name, row.rank) for row in guarded.last_report.parameters]
+
+
 def inputs_that_run_out(rank: int) -> Any:
     """Rank 0 has one batch more: `Join` keeps DDP going; the guard of rank 1 has no more steps to share."""
     model = DistributedDataParallel(net())
