@@ -29,7 +29,7 @@ class Views:
 
     >>> row = torch.zeros(100_000)[5:8]
     >>> Views([Found("row", row)]).alone(row).untyped_storage().nbytes()
-    32
+    16
     """
 
     def __init__(self, found: Sequence[Found]) -> None:
