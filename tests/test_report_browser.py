@@ -209,6 +209,8 @@ def test_dark_mode_paper_and_narrow_screens_are_readable(chromium: Any, run: Pat
         page.emulate_media(color_scheme="dark", media="print")
         assert page.evaluate(LUMINANCE)[0] > 240, "paper is white"
         assert len(page.pdf()) > 20_000
+        wraps = "getComputedStyle(document.querySelector('.origin pre')).whiteSpace"
+        assert page.evaluate(wraps).startswith("pre-wrap"), "a long line of code is not cut off on paper"
         page.emulate_media(color_scheme="dark", media="screen")
         assert page.locator("canvas.paper").count() == 0, "the copies for paper are gone"
         page.set_viewport_size({"width": 360, "height": 700})
