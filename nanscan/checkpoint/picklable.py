@@ -27,6 +27,20 @@ __all__ = ["PickleWatch", "problems_of", "refuse_paddle", "refuse_shards", "unpi
 
 _TENSORS = (Tensor, nn.Parameter)
 _GLOBALS = (type, FunctionType, BuiltinFunctionType)
+_NO_STORAGES = frozenset({str, int, float, bool, type(None), tuple, list, dict, OrderedDict, *_TENSORS, *_GLOBALS[1:]})
+
+
+class _Pickler(pickle.Pickler):
+    """Spares torch, whose pickler is a class derived from this one, its question whether a plain value is a storage.
+
+    It is asked in Python about every number and string, twenty for each tensor.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        ask = vars(cls).get("persistent_id")
+        if ask is not None:
+            cls.persistent_id = lambda self, obj: None if type(obj) in _NO_STORAGES else ask(self, obj)  # type: ignore[method-assign]
 
 
 class PickleWatch:
@@ -48,7 +62,7 @@ class PickleWatch:
         self._keys: dict[int, str] = {}  # id of a tensor -> the key of its storage
         self._known = {id(value) for value in allowed_objects()}
 
-        class Pickler(pickle.Pickler):
+        class Pickler(_Pickler):
             reducer_override = staticmethod(self._meet)
 
         self.module = SimpleNamespace(__name__="pickle", Pickler=Pickler)
