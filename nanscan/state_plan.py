@@ -50,6 +50,7 @@ class Plan:
         self._once = [last[id(target)] == place for place, target in enumerate(self.targets)]
         self._places = np.flatnonzero(self._once)
         self._copies = engine.plan_copies(*self.copies(sources)) if self.plain else None
+        self._memory = [] if self._copies is None else list(map(_for_ever, self.targets))
 
     def again(self, value: Any, copy_other: Callable[[Any], Any]) -> tuple[Any, list[Tensor]] | None:
         """`value` with the targets in place of its tensors, and these tensors; None if the plan does not fit.
@@ -96,6 +97,13 @@ class Plan:
         if self._copies is None:
             return None
         return engine.copy_planned(self._copies, self._addresses[self._places].tobytes())
+
+
+def _for_ever(target: Tensor) -> torch.UntypedStorage:
+    """The memory of a target on the host, which is never moved or cut from now on: it is written to by its address."""
+    memory = target.untyped_storage()
+    torch.empty(0, dtype=torch.uint8, device="cpu").set_(memory).numpy()  # torch resizes no memory that NumPy has seen
+    return memory
 
 
 def _is_alone(tensor: Tensor, sources: Addresses, targets: Addresses) -> bool:

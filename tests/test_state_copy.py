@@ -320,6 +320,26 @@ def test_layout_that_has_changed_is_laid_out_anew(change: Callable[[dict[str, An
         assert [key for key, item in again.items() if item is again[name]] == same
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_memory_that_is_written_to_by_address_is_neither_resized_nor_freed(dtype: torch.dtype) -> None:
+    state = {"w": torch.ones(1000).to(dtype)}
+    work = StateCopy(state)
+    work.run()
+    target = work.result["w"]
+    memory = target.untyped_storage()
+    for smaller_or_larger in (0, 10, 1 << 20):
+        with pytest.raises(RuntimeError, match="not resizable"):
+            memory.resize_(smaller_or_larger)
+    with pytest.raises(RuntimeError, match="not resizable"):
+        target.resize_(1 << 20)
+    reference = memory._weak_ref()
+    del memory
+    target.set_(torch.zeros(1, dtype=dtype))  # whoever holds the copy gives it other memory
+    assert not torch.UntypedStorage._expired(reference)
+    torch.UntypedStorage._free_weak_ref(reference)
+    StateCopy(state, work).run()
+
+
 def test_copy_does_not_keep_its_sources_alive() -> None:
     tensor = torch.ones(2)
     alive = weakref.ref(tensor)
