@@ -13,6 +13,7 @@
 #include "cpu_ranges.h"
 #include "cuda_bridge.h"
 #include "parallel.h"
+#include "python_batch.h"
 #include "python_copy.h"
 #include "python_layouts.h"
 #include "python_rebuild.h"
@@ -285,6 +286,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("copy_planned", &copy_planned);
   m.def("layouts_of", &layouts_of);
   m.def("rebuild", &rebuild);
+  bind_batch_check(m);
   m.def("gather_only", &gather_only);
   m.def("max_threads", &max_threads);
   m.def("thread_pool", &thread_pool_name);

@@ -17,11 +17,13 @@ constexpr int kEntryBits = 26;  // 67 million tensors on each of 63 devices
 
 bool is_host(dlpack::DeviceType t) { return t == dlpack::kDLCPU || t == dlpack::kDLCUDAHost; }
 
+bool has_memory(const dlpack::Tensor& view) {
+  return reinterpret_cast<uintptr_t>(view.data) + view.byte_offset >= lowest_allocation();
+}
+
 bool readable(const dlpack::Tensor& view, DType* dtype, int64_t numel) {
   if (!is_host(view.device.device_type) && view.device.device_type != dlpack::kDLCUDA) return false;
-  if (!find_dtype(view.dtype, dtype)) return false;
-  const auto address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
-  return address >= lowest_allocation() || numel == 0;
+  return find_dtype(view.dtype, dtype) && (has_memory(view) || numel == 0);
 }
 
 uint64_t mix(uint64_t key) {
@@ -253,6 +255,8 @@ bool host_tensor(py::handle tensor, dlpack::Tensor* view, DType* dtype, int64_t*
   *count = count_elements(view->ndim, view->shape);
   return readable(*view, dtype, *count);
 }
+
+bool is_on_host(const dlpack::Tensor& view) { return is_host(view.device.device_type) && has_memory(view); }
 
 void* data_pointer(py::handle tensor) {
   dlpack::Tensor view;

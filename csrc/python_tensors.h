@@ -97,6 +97,9 @@ class Gathered {
 // The memory of one tensor; false: not on the host, of a dtype unknown here, or not served by a table.
 bool host_tensor(pybind11::handle tensor, dlpack::Tensor* view, DType* dtype, int64_t* count);
 
+// True if the elements lie in the host's memory, and that memory is there.
+bool is_on_host(const dlpack::Tensor& view);
+
 // Pointer to the memory of a tensor object that a registered table serves.
 void* data_pointer(pybind11::handle tensor);
 

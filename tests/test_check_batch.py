@@ -228,7 +228,8 @@ def test_everything_is_brought_over_in_one_scan_whatever_the_number_of_fields(mo
     calls: list[int] = []
     whole = nanscan.engine.scan
     monkeypatch.setattr(nanscan.engine, "scan", lambda tensors: calls.append(len(tensors)) or whole(tensors))
-    check_batch({f"x{i}": torch.rand(4, 3) for i in range(20)} | {"labels": torch.tensor([0, 1, 2, 3])})
+    fields = {f"x{i}": torch.rand(4, 3) for i in range(19)} | {"bad": planted(NAN, 2, 1)}
+    assert len(check_batch(fields | {"labels": torch.tensor([0, 1, 2, 3])})) == 1
     assert calls == [20]
 
 

@@ -20,6 +20,7 @@ SOURCES = [
     "layout",
     "parallel",
     "scan_cpu",
+    "batch_check",
 ]
 
 

@@ -15,6 +15,7 @@ from nanscan.batches.finite import nonfinite
 from nanscan.batches.images import judge_scale
 from nanscan.batches.plan import Answer, Plan, Question, numbers, plan_for
 from nanscan.batches.problem import BatchProblem
+from nanscan.batches.quick import compiled
 from nanscan.batches.spec import BatchSpec
 from nanscan.batches.walk import leaves_of, shape_of
 from nanscan.engine.result import BadInput, Row
@@ -59,11 +60,24 @@ def check_batch(batch: Any, spec: BatchSpec | None = None) -> list[BatchProblem]
         spec = _NOTHING_KNOWN
     elif not isinstance(spec, BatchSpec):
         raise TypeError(f"spec must be a nanscan.BatchSpec, not a {type(spec).__name__}")
+    latest = spec._quick
+    if latest and latest[0](batch):  # of the form of the batch before, and all is well
+        return []
+    return _looked_at(batch, spec)
+
+
+def _looked_at(batch: Any, spec: BatchSpec) -> list[BatchProblem]:
+    """What is wrong with a batch, step by step."""
     values, form = _form(batch)
     plan = spec.plan_of(form)
     if plan is None:
         plan = plan_for(leaves_of(batch), spec, [value.dtype for value in values])
+        plan.quick = compiled(batch, values, plan)
         spec.remember(form, plan)
+    if plan.quick is not None and [plan.quick] != spec._quick:
+        spec._quick[:] = [plan.quick]
+        if plan.quick(batch):
+            return []
     if plan.converted:
         values = [value for _, value in leaves_of(batch)]
     found = list(plan.problems)

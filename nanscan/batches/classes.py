@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,14 +12,15 @@ from nanscan.batches.problem import BatchProblem
 from nanscan.batches.spec import BatchSpec
 from nanscan.report import unravel
 
-__all__ = ["judge_classes", "judge_probabilities", "judge_uint8_targets"]
+__all__ = ["UINT8_TARGETS", "allowed_classes", "judge_classes", "judge_probabilities", "judge_uint8_targets"]
 
 _PIXEL_MAX = 255
+UINT8_TARGETS = (math.nextafter(_PIXEL_MAX, 0.0), float(_PIXEL_MAX))  # magnitudes above, up to: look again
 
 
 def judge_classes(field: Field, value: Tensor, low: float, high: float, spec: BatchSpec) -> list[BatchProblem]:
     """Integer labels whose least and largest value are `low` and `high`; the fast answer is that all is well."""
-    classes = _allowed(spec)
+    classes = allowed_classes(spec)
     within = high != _PIXEL_MAX if classes is None else high < classes
     if low >= 0 and within and not (low == high and low in spec.ignored):
         return []
@@ -32,8 +35,8 @@ def judge_classes(field: Field, value: Tensor, low: float, high: float, spec: Ba
     return [_out_of_range(field, value, valid, bad, classes, spec)] if bad.any() else []
 
 
-def _allowed(spec: BatchSpec) -> int | None:
-    """One output (a logit of its own) tells two classes apart."""
+def allowed_classes(spec: BatchSpec) -> int | None:
+    """How many classes labels may be of. One output (a logit of its own) tells two classes apart."""
     return None if spec.num_classes is None else max(spec.num_classes, 2)
 
 

@@ -11,10 +11,11 @@ from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
 from nanscan.report import unravel
 
-__all__ = ["any_may_be_constant", "judge_constant", "judge_range", "judge_scale"]
+__all__ = ["any_may_be_constant", "judge_constant", "judge_range", "judge_scale", "odd_scales"]
 
 _FEW, _PROBES = 4, 32
 _STEP = 1 / 255
+_TWICE, _PIXELS = (0.0, _STEP * 1.001), (100.0, 255.0)  # largest magnitudes, above and up to
 
 
 def judge_range(
@@ -52,15 +53,20 @@ def judge_scale(field: Field, value: Tensor, high: float, told: bool) -> list[Ba
         high: the largest magnitude.
         told: the range is known, and kept to; then only images scaled twice are left to find.
     """
-    if 0.0 < high <= _STEP * 1.001:
+    if _TWICE[0] < high <= _TWICE[1]:
         return _scaled_twice(field, value, high)
-    if told or not 100.0 < high <= 255.0 or not bool(((value >= 0) & (value == value.round())).all()):
+    if told or not _PIXELS[0] < high <= _PIXELS[1] or not bool(((value >= 0) & (value == value.round())).all()):
         return []
     reason = (
         f"has whole values 0..{high:g}: images look not scaled (uint8 pixels 0..255); most models expect them divided "
         "by 255 (say value_range=(0, 255) if that is meant)"
     )
     return [BatchProblem(field.path, reason, value.numel(), None, "warning", "scale", field.field)]
+
+
+def odd_scales(told: bool) -> list[tuple[float, float]]:
+    """The largest magnitudes (above, up to) at which `judge_scale` looks at the values."""
+    return [_TWICE] if told else [_TWICE, _PIXELS]
 
 
 def _scaled_twice(field: Field, value: Tensor, high: float) -> list[BatchProblem]:

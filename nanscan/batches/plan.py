@@ -6,17 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nanscan.batches.boxes import any_without_area, judge_boxes
-from nanscan.batches.classes import judge_classes, judge_probabilities
+from nanscan.batches.classes import UINT8_TARGETS, allowed_classes, judge_classes, judge_probabilities
 from nanscan.batches.fields import Field, fields_of, is_int
-from nanscan.batches.images import any_may_be_constant, judge_constant, judge_range
+from nanscan.batches.images import any_may_be_constant, judge_constant, judge_range, odd_scales
 from nanscan.batches.masks import any_row_masked, judge_mask
 from nanscan.batches.problem import BatchProblem
+from nanscan.batches.quick import Quick
 from nanscan.batches.shapes import judge_shapes
 from nanscan.batches.spec import BatchSpec, FieldSpec
 from nanscan.batches.tokens import judge_ids, judge_lengths
@@ -34,13 +35,14 @@ class Question(NamedTuple):
     """Something to compute of one tensor, and what to make of the answers.
 
     `ask` gives numbers, or 0-dim tensors on the device. Where the first answer is at least `fine[0]` and the last at
-    most `fine[1]`, all is well and `judge` need not look.
+    most `fine[1]`, all is well and `judge` need not look. `quick` asks the same of the compiled check; None: it cannot.
     """
 
     leaf: int
     ask: Callable[[Tensor], Sequence[Answer]]
     judge: Callable[[Tensor, Answers], list[BatchProblem]]
     fine: tuple[float, float] | None = None
+    quick: Quick | None = None
 
 
 @dataclass
@@ -55,6 +57,8 @@ class Plan:
         targets: which of these are floating-point labels of which nothing is known.
         questions: what else is asked of the values.
         converted: True if a tensor has a dtype that has to be converted each time.
+        odd_magnitudes: of a leaf: largest magnitudes (above, up to) at which `scales` and `targets` look again.
+        quick: says of a batch that all is well (False: not known); None: there is no such shortcut.
     """
 
     fields: list[Field]
@@ -64,6 +68,8 @@ class Plan:
     targets: list[int] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     converted: bool = False
+    odd_magnitudes: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
+    quick: Callable[[Any], bool] | None = None
 
 
 def plan_for(leaves: Sequence[Leaf], spec: BatchSpec, dtypes: Sequence[torch.dtype]) -> Plan:
@@ -84,7 +90,7 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     known = spec.known_of(one.field)
     if known is not None and known.bounded:
         bounds = (-math.inf if known.min is None else known.min, math.inf if known.max is None else known.max)
-        plan.questions.append(Question(i, _extremes, partial(_bounded, one, bounds, spec), bounds))
+        plan.questions.append(Question(i, _extremes, partial(_bounded, one, bounds, spec), bounds, _within(*bounds)))
     elif known == FieldSpec():
         return
     elif is_int(one.dtype):
@@ -97,7 +103,8 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         )
     if _is_mask(one):
         ask = partial(_mask_answer, one.role)
-        plan.questions.append(Question(i, ask, lambda value, told: judge_mask(one, numbers(value)) if told[0] else []))
+        judge = lambda value, told: judge_mask(one, numbers(value)) if told[0] else []  # noqa: E731
+        plan.questions.append(Question(i, ask, judge, None, _mask_quick(one)))
 
 
 def _is_mask(one: Field) -> bool:
@@ -114,33 +121,65 @@ def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         maps = one.dtype is torch.uint8 or len(one.shape) > 2  # which may hold 0 and 255
         most = spec.num_classes or (255 if maps else math.inf)
         fine = None if any(index >= 0 for index in spec.ignored) else (0, most - 1)
-        plan.questions.append(Question(i, ask, partial(_judged, judge_classes, one, spec), fine))
+        quick = _valid_classes(spec, most_known=fine is not None and not maps)
+        plan.questions.append(Question(i, ask, partial(_judged, judge_classes, one, spec), fine, quick))
         return
     if one.role == "lengths":
-        plan.questions.append(Question(i, ask, lambda value, told: judge_lengths(one, value), (1, math.inf)))
+        plan.questions.append(
+            Question(i, ask, lambda value, told: judge_lengths(one, value), (1, math.inf), _within(1, math.inf))
+        )
     size = spec.rows_of(one.role)
     if size is not None:
-        plan.questions.append(Question(i, ask, partial(_judged, judge_ids, one, spec), (0, size - 1)))
+        quick = _within(0, size - 1)
+        plan.questions.append(Question(i, ask, partial(_judged, judge_ids, one, spec), (0, size - 1), quick))
 
 
 def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     if one.role == "label":
         if spec.num_classes is not None and not spec.source("num_classes"):
             judge = lambda value, told: judge_probabilities(one, numbers(value), told[0], told[1], spec)  # noqa: E731
-            plan.questions.append(Question(i, _extremes, judge, (0.0, 1.0)))
+            plan.questions.append(Question(i, _extremes, judge, (0.0, 1.0), _within(0.0, 1.0)))
         else:
             plan.targets.append(i)
+            plan.odd_magnitudes[i] = [UINT8_TARGETS]
     if one.role not in ("image", "input"):
         return
     picture = one.batched and (len(one.shape) == 4 or (one.role == "image" and len(one.shape) == 3))
     if spec.value_range is not None:
-        plan.questions.append(Question(i, _extremes, partial(_bounded, one, spec.value_range, spec), spec.value_range))
+        judge = partial(_bounded, one, spec.value_range, spec)
+        plan.questions.append(Question(i, _extremes, judge, spec.value_range, _within(*spec.value_range)))
     if picture or (one.role == "image" and len(one.shape) >= 2):
         plan.scales.append(i)
+        plan.odd_magnitudes[i] = odd_scales(told=spec.value_range is not None)
     if picture and one.shape[0] > 1 and math.prod(one.shape[1:]) > 1:
-        plan.questions.append(
-            Question(i, _constant_answer, lambda value, told: judge_constant(one, numbers(value)) if told[0] else [])
-        )
+        judge = lambda value, told: judge_constant(one, numbers(value)) if told[0] else []  # noqa: E731
+        plan.questions.append(Question(i, _constant_answer, judge, None, Quick("varies")))
+
+
+def _within(low: float, high: float) -> Quick | None:
+    """None where a bound is so large an integer that as a float it may be another."""
+    exact = all(abs(bound) <= 2**53 or math.isinf(bound) for bound in (low, high))
+    return Quick("within", float(low), float(high)) if exact else None
+
+
+def _valid_classes(spec: BatchSpec, most_known: bool) -> Quick | None:
+    """At least one class that is not ignored, and none out of range, as `judge_classes` asks; None: several ignored.
+
+    Where the number of classes is not known, 255 may be the white of a mask, unless `most_known` says otherwise.
+    """
+    if len(spec.ignored) > 1:
+        return None
+    ignored = spec.ignored[0] if spec.ignored else None
+    classes = allowed_classes(spec)
+    if classes is not None:
+        return Quick("within", 0.0, classes - 1.0, ignored)
+    return Quick("within", -math.inf, math.inf if most_known else 254.0, None if ignored == 255 else ignored)
+
+
+def _mask_quick(one: Field) -> Quick | None:
+    """None for masks of more than two dimensions and those that are added."""
+    plain = one.role in ("padding", "attention") and len(one.shape) == 2
+    return Quick("mask", zero_hides=one.role == "attention") if plain else None
 
 
 def _judged(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,7 @@ class BatchSpec:
     _sources: dict[str, str] = field(default_factory=dict, init=False, repr=False, compare=False)
     _token_types: dict[str, int] = field(default_factory=dict, init=False, repr=False, compare=False)
     _plans: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _quick: list[Callable[[Any], bool]] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("num_classes", "vocab_size", "max_positions"):
@@ -198,7 +199,7 @@ class BatchSpec:
         self._plans[form] = plan
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_plans": {}}
+        return {**self.__dict__, "_plans": {}, "_quick": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)

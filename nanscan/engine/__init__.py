@@ -40,6 +40,7 @@ if TYPE_CHECKING:  # not at run time: tensors of another framework are read with
 ParamGroups = Sequence[dict[str, Any]]
 RangeNumbers = tuple[int, float, float, float, int, int, int, int, int]
 MeasureRanges = Callable[["Tensor"], "RangeNumbers | None"]
+MakeBatchCheck = Callable[..., Callable[[Any], bool]]
 PlanCopies = Callable[["list[Tensor]", "list[Tensor]"], "bytes | None"]
 CopyPlanned = Callable[[bytes, bytes], "bool | None"]
 
@@ -49,6 +50,8 @@ class Engine(Protocol):
 
     name: str
 
+    @property
+    def batch_check(self) -> MakeBatchCheck | None: ...  # None: batches are looked at step by step
     @property
     def measure_ranges(self) -> MeasureRanges: ...  # a plain function: it is called for every tensor that a model makes
     def scan(self, tensors: Sequence[Tensor | None], extra: Sequence[Tensor] = ()) -> EngineScan: ...

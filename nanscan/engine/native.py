@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanscan.engine import CopyPlanned, MeasureRanges, PlanCopies, apply, copying, eager
+from nanscan.engine import CopyPlanned, MakeBatchCheck, MeasureRanges, PlanCopies, apply, copying, eager
 from nanscan.engine.native_cuda import CudaHooks, NativeDeferredScan
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.engine.tensors import resolve_at
@@ -36,6 +36,7 @@ class NativeEngine:
         for kind in _TENSORS:
             module.register_tensor_type(kind, torch.strided)
         self.measure_ranges: MeasureRanges = module.measure_ranges
+        self.batch_check: MakeBatchCheck | None = lambda *form, **asked: module.BatchCheck(*form, **asked).all_well
 
     def copy_finite(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> bool:
         """See `nanscan.engine.copy_finite`."""

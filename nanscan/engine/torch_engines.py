@@ -24,6 +24,7 @@ class EagerEngine:
     zero_nonfinite_grads_ = staticmethod(apply.zero_nonfinite_grads_)
     clear_grads_if = staticmethod(apply.clear_grads_if)
     launch_grads = staticmethod(deferred.launch_grads)
+    batch_check = None
     measure_ranges = staticmethod(_serves_none)
     layouts_of = staticmethod(_serves_none)
     rebuild = staticmethod(_serves_none)

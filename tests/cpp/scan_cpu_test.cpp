@@ -3,6 +3,7 @@
 // every result's bits, once for each instruction set; the digests must agree.
 #include "../../csrc/scan_cpu.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "../../csrc/batch_check.h"
 #include "../../csrc/cpu_fast.inl.h"
 #include "../../csrc/cpu_kernels.h"
 #include "../../csrc/cpu_ranges.h"
@@ -229,6 +231,45 @@ void check_threads_on_one() {
   expect(total.sumsq == all.sum.sumsq && tiny == all.tiny, "ranges by threads", DType::Float32, kPart * kParts, 0);
 }
 
+// Integers at odd addresses, in a few and in many chunks, with one value left out: against a plain loop.
+template <typename T>
+void check_integers(IntType type) {
+  std::mt19937_64 random(9);
+  for (int64_t count : {1, 3, 31, 1000, 300000}) {
+    std::vector<char> memory(count * sizeof(T) + 1);
+    char* data = memory.data() + 1;
+    int64_t low = INT64_MAX, high = INT64_MIN;
+    const int64_t ignored = 5;
+    for (int64_t i = 0; i < count; ++i) {
+      const T v = static_cast<T>(random() % 120);
+      std::memcpy(data + i * sizeof(T), &v, sizeof(T));
+      if (v == ignored) continue;
+      low = std::min<int64_t>(low, v), high = std::max<int64_t>(high, v);
+    }
+    const int64_t rows = count % 10 == 0 ? 10 : 1, shape[] = {rows, count / rows}, strides[] = {1, rows};
+    for (const int64_t* order : {static_cast<const int64_t*>(nullptr), strides}) {
+      const IntRange found = int_range(type, {data, 2, shape, order}, &ignored);
+      expect(found.low == low && found.high == high, "range of integers", DType::Float32, count, 1);
+    }
+    const bool hidden = any_row_hidden(type, {data, 2, shape, nullptr}, true);
+    const bool all_zero = low > high ? false : low == 0 && high == 0;
+    expect(hidden == (rows == 1 && all_zero), "hidden rows", DType::Float32, count, 1);
+  }
+}
+
+// Samples of which one holds a single value: the places looked at lie within the sample, the last ones too.
+void check_samples() {
+  for (int64_t inner : {1, 2, 5, 33, 100}) {
+    std::vector<float> memory(4 * inner);
+    for (size_t i = 0; i < memory.size(); ++i) memory[i] = 1.0f + static_cast<float>(i % 7);
+    const int64_t shape[] = {4, inner};
+    const StridedView view{reinterpret_cast<const char*>(memory.data()), 2, shape, nullptr};
+    expect(any_sample_alike(4, view, 32) == (inner == 1), "samples vary", DType::Float32, inner, 0);
+    std::fill(memory.end() - inner, memory.end(), 3.0f);
+    expect(any_sample_alike(4, view, 4) && any_sample_alike(4, view, 32), "one is alike", DType::Float32, inner, 0);
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -240,6 +281,12 @@ int main() {
 #endif
     check_threads();
     check_threads_on_one();
+    check_integers<int8_t>(IntType::Int8);
+    check_integers<int16_t>(IntType::Int16);
+    check_integers<int32_t>(IntType::Int32);
+    check_integers<int64_t>(IntType::Int64);
+    check_integers<uint8_t>(IntType::UInt8);
+    check_samples();
     std::printf("%s %016llx\n", instruction_set(), static_cast<unsigned long long>(digest));
   }
   std::printf(failures == 0 ? "all well\n" : "%d failures\n", failures);
