@@ -33,6 +33,32 @@ def test_page_lies_beside_the_log_unless_told_otherwise(log: Path, capsys: pytes
     assert other.read_text().startswith("<!DOCTYPE html>") and other.stat().st_size < 5_000_000
 
 
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\x1a\n\0\0", b"step,loss\n0,1.5\n", b'{"loss": 1.5}\n'])
+def test_a_file_without_a_line_of_a_log_is_misuse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    file = tmp_path / "other.txt"
+    file.write_bytes(content)
+    assert main(["report", str(file)]) == 2
+    assert "is no log of steps" in capsys.readouterr().err and not file.with_suffix(".html").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b'{"step": 0, "no'])
+def test_a_log_that_has_just_begun_opens(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_bytes(content)
+    assert main(["report", str(file)]) == 0 and file.with_suffix(".html").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "pickle"])
+def test_a_named_pipe_is_refused_not_waited_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert main([command, str(tmp_path / "pipe")]) == 2
+    assert "not a regular file" in capsys.readouterr().err
+
+
 def test_open_shows_the_page_in_the_browser(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[str] = []
     monkeypatch.setattr("webbrowser.open", shown.append)

@@ -62,6 +62,8 @@ def _file(path: Path, as_json: bool) -> int:
 
     if path.is_dir():
         raise click.ClickException(f"'{printable(str(path))}' is a folder: give a file")
+    if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):  # it would be waited for; those have a writer
+        raise click.ClickException(f"'{printable(str(path))}' is a named pipe, not a regular file: give a file")
     try:
         with working(f"looking into {path.name} ({show_bytes(path.stat().st_size)})"):
             contents = inspect_pickle(path)

@@ -47,6 +47,11 @@ def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_js
 
     with working(f"reading {log.name}"):
         found = read_log(log)
+    if found.foreign:
+        raise click.ClickException(
+            f"'{printable(str(log))}' is no log of steps: not one line of it is. Give the file that nanscan.wrap(..., "
+            "log=...) was given"
+        )
     page = output or (None if as_json and not open_page else log.with_suffix(".html"))
     to_stdout = page is not None and _is_stdout(page)
     if to_stdout and as_json:
@@ -65,6 +70,8 @@ def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_js
 def _check(log: Path, *, may_come: bool) -> None:
     if log.is_dir():
         raise click.ClickException(f"'{printable(str(log))}' is a folder: give a log, such as run.jsonl")
+    if log.is_fifo() and not str(log).startswith(("/dev/", "/proc/")):  # it would be waited for; those have a writer
+        raise click.ClickException(f"'{printable(str(log))}' is a named pipe, not a regular file: give a log")
     if not log.exists() and not may_come:
         raise click.ClickException(
             f"'{printable(str(log))}' is not there: give the path that nanscan.wrap(..., log=...) was given"

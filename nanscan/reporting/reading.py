@@ -74,12 +74,14 @@ class Log:
         size: in bytes.
         runs: in the order in which they begin.
         problems: what was ignored or is missing, in words.
+        foreign: there are lines, and not one of them is a log's.
     """
 
     path: Path
     size: int
     runs: list[Run]
     problems: list[str]
+    foreign: bool = False
 
     @property
     def steps(self) -> int:
@@ -96,7 +98,7 @@ def read_log(path: Path) -> Log:
     reader = Reader()
     for line in read_lines(path, reader.complain):
         reader.feed(line)
-    return Log(path, path.stat().st_size, reader.runs, reader.problems())
+    return Log(path, path.stat().st_size, reader.runs, reader.problems(), reader.is_foreign)
 
 
 class Reader:
@@ -196,6 +198,11 @@ class Reader:
     @staticmethod
     def _file(run: Run, data: dict[str, Any]) -> None:
         run.notes[data["kind"]].append({**data, "row": max(0, run.steps - 1)})
+
+    @property
+    def is_foreign(self) -> bool:
+        """True if there are lines, and not one of them is a log's; one that is still being written does not count."""
+        return not (self.runs or self._early) and self._ignored["no JSON"] + self._ignored["foreign"] > 0
 
     def complain(self, text: str) -> None:
         """Add to the problems."""
