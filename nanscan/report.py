@@ -230,14 +230,18 @@ class Report:
     def describe(self, limit: int = 5) -> str:
         """One line: the bad tensors, each with its counts and first index, at most `limit` of them by name.
 
+        If there are none: the norm, and the three tensors that have most of it.
         A bad loss is always among them: it tells a fault of the forward pass from one of the backward pass.
         """
         if not self.bad:
-            return f"all finite, norm {self.norm:.6g} over {self.numel} elements"
+            most = sorted(self.tensors, key=lambda row: -row.norm)[:3] if len(self.tensors) > 1 else []
+            largest = ", ".join(f"{row.name!r} {row.norm:.6g}" for row in most)
+            more = f"; most in {largest}" if most else ""
+            return f"all finite, norm {self.norm:.6g} over {self.numel} elements{more}"
         loss = [row for row in self.bad[limit:] if row.kind == "loss"][:1]
         clauses = [row.describe() for row in (*self.bad[: limit - len(loss)], *loss)]
-        more = len(self.bad) - limit
-        return "; ".join(clauses) + (f"; and {more} more" if more > 0 else "")
+        left = len(self.bad) - limit
+        return "; ".join(clauses) + (f"; and {left} more" if left > 0 else "")
 
     def _repr_html_(self) -> str:  # notebooks call it
         from nanscan.reporting.html import report_html

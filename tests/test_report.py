@@ -11,7 +11,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
+import nanscan
 from nanscan.engine.result import Row, total
 from nanscan.report import Label, Report, ScanSource, StepReport, TensorReport, unravel
 
@@ -188,6 +190,8 @@ def test_report_in_words_names_five_and_counts_the_rest():
     assert text.count("grad of") == 5
     assert text.endswith("; and 3 more")
     assert Report.from_scan(total([], (), 0), []).describe() == "all finite, norm 0 over 0 elements"
+    report = nanscan.scan({"small": torch.ones(3), "huge": torch.full((3,), 1e12)})
+    assert report.describe().endswith("; most in 'huge' 1.73205e+12, 'small' 1.73205")
 
 
 def test_a_bad_loss_is_among_the_five_that_are_named():
