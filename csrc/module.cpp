@@ -10,12 +10,12 @@
 #include <string>
 
 #include "cpu_kernels.h"
-#include "cpu_ranges.h"
 #include "cuda_bridge.h"
 #include "parallel.h"
 #include "python_batch.h"
 #include "python_copy.h"
 #include "python_layouts.h"
+#include "python_ranges.h"
 #include "python_rebuild.h"
 #include "python_tensors.h"
 #include "scaled_sum.h"
@@ -185,30 +185,6 @@ size_t gather_only(py::handle param_groups, py::object resolve) {
   return count;
 }
 
-// (numel, low, high, norm, zeros, tiny, NaN, Inf, +Inf) of one tensor on the host, or None: another engine must.
-py::object ranges_of(py::handle tensor) {
-  dlpack::Tensor view;
-  DType dtype;
-  int64_t numel = 0;
-  if (!host_tensor(tensor, &view, &dtype, &numel) || !can_measure_ranges(dtype)) return py::none();
-  Layout layout;
-  const bool row_major = is_row_major(view.ndim, view.shape, view.strides);
-  if (!row_major) layout = make_layout(view.ndim, view.shape, view.strides);
-  const int64_t to_read = row_major ? numel : layout.numel;
-  const char* data = static_cast<const char*>(view.data) + view.byte_offset;
-  const auto read = [&] { return measure_ranges(dtype, data, to_read, row_major ? nullptr : &layout); };
-  Ranges r;
-  if (to_read * element_bytes(dtype) < kReleaseGilBytes) {
-    r = read();
-  } else {
-    py::object alive = py::reinterpret_borrow<py::object>(tensor);
-    py::gil_scoped_release release;
-    r = read();
-  }
-  return py::make_tuple(numel, r.low, r.high, norm_of(r.sum), r.zeros, r.tiny, r.nan_count, r.inf_count,
-                        r.positive_infs);
-}
-
 py::object row_type;  // nanscan.engine.result.Row
 
 py::object make_row(const Scan& scan, const Segment& segment, size_t row, const BadRow* bad) {
@@ -273,6 +249,7 @@ PYBIND11_MODULE(_C, m) {
   m.def("scan", &scan_tensors);
   m.def("scan_gradients", &scan_gradients);
   m.def("measure_ranges", &ranges_of);
+  define_range_meter(m);
   m.def("clear_gradients_if", &clear_gradients_if);
   m.def("load_cuda", &load_cuda);
   m.def("prepare_cuda", &prepare_cuda);

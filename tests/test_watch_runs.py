@@ -14,7 +14,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import nanscan
+from nanscan.engine import active_engine
 from nanscan.ranges import on_cpu, on_device
+from tests.conftest import load_engine
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -216,6 +218,7 @@ def counted(model: nn.Module) -> tuple[Any, list[int]]:
 
 def test_numbers_on_a_device_are_fetched_late_and_judged_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_cpu, "measure", lambda values, sample: on_device.launch(values))
+    monkeypatch.setattr(active_engine(), "range_meter", lambda take_other: None)
     arrived: list[bool] = [False]
     monkeypatch.setattr(on_device.Transfer, "ready", lambda self: arrived[0])
     model = net()
@@ -240,3 +243,40 @@ def test_a_step_that_is_run_once_more_for_its_origin_or_by_preflight_is_no_step_
         nanscan.find_origin(lambda: model(X * float("nan")).sum().backward(), model)
         nanscan.preflight(model, optimizer, (X, torch.ones(3, 2)), nn.MSELoss())
     assert ranges.steps == 4 and ranges.first_bad is not None and ranges.first_bad.step == 1
+
+
+def run_of_six(monkeypatch: pytest.MonkeyPatch | None) -> tuple[list[Any], Any]:
+    """All rows of a net with a shared module, nested outputs and a frozen part, and its first bad row."""
+    if monkeypatch is not None:
+        monkeypatch.setattr(active_engine(), "range_meter", lambda take_other: None)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), shared := nn.Linear(8, 8), nn.Tanh(), shared, nn.Linear(8, 4))
+    model[0].requires_grad_(False)
+    with nanscan.watch(model, every=2) as ranges:
+        for step in range(12):
+            out = model(torch.randn(16, 8) * (1e6 if step == 10 else 1.0))
+            out.sum().backward(retain_graph=True)
+            if step == 4:
+                out.square().sum().backward()  # a second backward joins the same rows
+        return ranges.rows(), ranges.first_bad
+
+
+def test_hooks_of_the_engine_and_those_in_python_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    load_engine("native")
+    rows, bad = run_of_six(None)
+    assert (rows, bad) == run_of_six(monkeypatch) and bad is not None and len(rows) == 6 * 8
+
+
+def test_reading_rows_in_the_middle_of_a_step_changes_nothing() -> None:
+    def rows(read: bool) -> tuple[list[Any], Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+        ranges = nanscan.watch(model)
+        for step in range(12):
+            out = model(torch.randn(16, 8) * (1e3 if step == 10 else 1.0))
+            if read:
+                assert len(ranges.rows(last=1)) == 3  # no gradient yet
+            out.sum().backward()
+        return ranges.rows(), ranges.first_bad
+
+    assert rows(True) == rows(False)

@@ -27,6 +27,7 @@ __all__ = [
     "layouts_of",
     "measure_ranges",
     "plan_copies",
+    "range_meter",
     "rebuild",
     "scale_grads_",
     "scan",
@@ -36,6 +37,8 @@ __all__ = [
 
 if TYPE_CHECKING:  # not at run time: tensors of another framework are read without PyTorch
     from torch import Tensor
+
+    from nanscan.engine.meter import RangeMeter, TakeOther
 
 ParamGroups = Sequence[dict[str, Any]]
 RangeNumbers = tuple[int, float, float, float, int, int, int, int, int]
@@ -54,6 +57,7 @@ class Engine(Protocol):
     def batch_check(self) -> MakeBatchCheck | None: ...  # None: batches are looked at step by step
     @property
     def measure_ranges(self) -> MeasureRanges: ...  # a plain function: it is called for every tensor that a model makes
+    def range_meter(self, take_other: TakeOther) -> RangeMeter | None: ...
     def scan(self, tensors: Sequence[Tensor | None], extra: Sequence[Tensor] = ()) -> EngineScan: ...
     def scan_grads(self, param_groups: ParamGroups, extra: Sequence[Tensor] = ()) -> EngineScan: ...
     def scale_grads_(self, param_groups: ParamGroups, factor: float, clip_value: float | None = None) -> None: ...
@@ -246,3 +250,13 @@ def measure_ranges(tensor: Tensor) -> RangeNumbers | None:
         many are 0, how many others are below 2^-14 in magnitude, NaN, Inf, +Inf.
     """
     return active_engine().measure_ranges(tensor)
+
+
+def range_meter(take_other: TakeOther) -> RangeMeter | None:
+    """Hooks that measure the outputs of a model's modules and their gradients; None: the active engine has none.
+
+    Args:
+        take_other: called with the step's record, the row and the gradient where a gradient is no plain tensor of the
+            host, or of a dtype that the engine doesn't measure.
+    """
+    return active_engine().range_meter(take_other)

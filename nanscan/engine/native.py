@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nanscan.engine import CopyPlanned, MakeBatchCheck, MeasureRanges, PlanCopies, apply, copying, eager
+from nanscan.engine.meter import RangeMeter, TakeOther
 from nanscan.engine.native_cuda import CudaHooks, NativeDeferredScan
 from nanscan.engine.result import DeferredScan, EngineScan, Row
 from nanscan.engine.tensors import resolve_at
@@ -37,6 +39,11 @@ class NativeEngine:
             module.register_tensor_type(kind, torch.strided)
         self.measure_ranges: MeasureRanges = module.measure_ranges
         self.batch_check: MakeBatchCheck | None = lambda *form, **asked: module.BatchCheck(*form, **asked).all_well
+
+    def range_meter(self, take_other: TakeOther) -> RangeMeter | None:
+        """See `nanscan.engine.range_meter`."""
+        meter: RangeMeter = self._c.RangeMeter(Tensor, OrderedDict, torch.is_grad_enabled, take_other)
+        return meter
 
     def copy_finite(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> bool:
         """See `nanscan.engine.copy_finite`."""

@@ -26,6 +26,7 @@ class EagerEngine:
     launch_grads = staticmethod(deferred.launch_grads)
     batch_check = None
     measure_ranges = staticmethod(_serves_none)
+    range_meter = staticmethod(_serves_none)
     layouts_of = staticmethod(_serves_none)
     rebuild = staticmethod(_serves_none)
     plan_copies = staticmethod(_serves_none)

@@ -24,6 +24,7 @@ class _Hook:
     def __init__(self, recorder: Recorder | None = None, name: str = "") -> None:
         self.recorder = recorder
         self.name = name
+        self.take = bool if recorder is None else recorder.hook(name)  # the engine's: True if it did all
 
     def __deepcopy__(self, memo: Any) -> _Hook:
         return type(self)(None, self.name)
@@ -48,7 +49,7 @@ class RootEnd(_Hook):
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if self.recorder is not None and not torch.compiler.is_compiling():
-            if self.name:
+            if self.name and not self.take(output):
                 self.recorder.take(self.name, output)
             self.recorder.end()
 
@@ -57,7 +58,7 @@ class ModuleHook(_Hook):
     """Forward hook of each module."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.recorder is not None and not torch.compiler.is_compiling():
+        if self.recorder is not None and not torch.compiler.is_compiling() and not self.take(output):
             self.recorder.take(self.name, output)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections import deque
+from collections.abc import Iterator
 from functools import cache
 
 import torch
 
 from nanscan.ranges.record import Key, StepRecord
 from nanscan.ranges.row import OutOfRange
-from nanscan.ranges.stats import Stats, row_of
+from nanscan.ranges.stats import Stats, limit_of, row_of
 
 __all__ = ["Judge", "RmsHistory"]
 
@@ -20,7 +22,8 @@ HALF_MAX = 65504.0
 JUMP = 32.0  # times the median: five doublings, where the spread of one layer over healthy steps is within two
 OVER_PEAK = 4.0
 WINDOW, RECENT, ENOUGH = 32, 8, 8
-_MINIMA = {float(torch.finfo(d).min) for d in (torch.float16, torch.bfloat16, torch.float32, torch.float64)}
+_ENGINES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what the native engine measures
+_MINIMA = {float(torch.finfo(d).min) for d in _ENGINES}
 
 
 class RmsHistory:
@@ -32,7 +35,9 @@ class RmsHistory:
     """
 
     def __init__(self) -> None:
-        self._window: deque[tuple[int, float]] = deque(maxlen=WINDOW)
+        self.calm = math.inf  # up to here nothing is a jump
+        self._window: deque[float] = deque(maxlen=WINDOW)
+        self._step = -1  # of the last one
         self._peak = 0.0  # of those that are no longer among the recent ones
 
     def jump(self, rms: float) -> str | None:
@@ -44,9 +49,9 @@ class RmsHistory:
         >>> history.jump(2.0), history.jump(50.0)
         (None, 'jumped to rms 50, 100 times the median of its last 8 steps (0.5)')
         """
-        if rms <= OVER_PEAK * self._peak or len(self._window) < ENOUGH:
+        if rms <= self.calm:
             return None
-        median = statistics.median(value for _, value in self._window)
+        median = statistics.median(self._window)
         if not 0.0 < JUMP * median < rms:
             return None
         n = len(self._window)
@@ -54,11 +59,15 @@ class RmsHistory:
 
     def add(self, step: int, rms: float) -> None:
         """Remember the rms of a step; again for the same step: instead of what it was before."""
-        if self._window and self._window[-1][0] == step:
-            self._window.pop()
-        self._window.append((step, rms))
-        if len(self._window) > RECENT:
-            self._peak = max(self._peak, self._window[-RECENT - 1][1])
+        window = self._window
+        if step == self._step:
+            window.pop()
+        self._step = step
+        window.append(rms)
+        if len(window) > RECENT and window[-RECENT - 1] > self._peak:
+            self._peak = window[-RECENT - 1]
+        if len(window) >= ENOUGH:
+            self.calm = OVER_PEAK * self._peak
 
 
 class Judge:
@@ -71,17 +80,12 @@ class Judge:
     def first_bad(self, record: StepRecord) -> OutOfRange | None:
         """The first bad one of the record's fresh rows. All of them are remembered."""
         found: OutOfRange | None = None
-        for key in record.take_fresh():
-            stats = record.stats[key]
-            rms = stats.rms
+        ordinary = record.take_ordinary(_BOUNDS)
+        for key, rms, reason in _looked_at(record) if ordinary is None else ordinary:
             history = self._history.get(key)
             if history is None:
                 history = self._history[key] = RmsHistory()
-            bound = _bound(stats.limit)
-            reason = None
-            if stats.high > bound or stats.low < -bound or stats.nans or stats.infs:
-                reason = _out_of_bounds(key, stats)
-            if reason is None:
+            if reason is None and rms > history.calm:
                 reason = history.jump(rms)
             if reason is not None and found is None:
                 found = self._blame(record, key, reason)
@@ -91,7 +95,7 @@ class Judge:
 
     def accept(self, record: StepRecord) -> None:
         """The step ended well: activations that hold -Inf, and nothing worse, do so on purpose."""
-        self._masks.update(key for key, stats in record.stats.items() if _only_negative_inf(key, stats))
+        self._masks.update(key for key, stats in record.with_infs() if _only_negative_inf(key, stats))
 
     def _blame(self, record: StepRecord, key: Key, reason: str) -> OutOfRange:
         """The row at `key`; but where NaNs are from is a -Inf that came earlier in the step and is new."""
@@ -107,6 +111,16 @@ class Judge:
         return OutOfRange(**{f.name: getattr(row, f.name) for f in dataclasses.fields(row)}, reason=reason)
 
 
+def _looked_at(record: StepRecord) -> Iterator[tuple[Key, float, str | None]]:
+    """Key, rms and, if it is out of bounds, the reason, of all that is fresh."""
+    for key in record.take_fresh():
+        stats = record.stats[key]
+        bound, reason = _bound(stats.limit), None
+        if stats.high > bound or stats.low < -bound or stats.nans or stats.infs:
+            reason = _out_of_bounds(key, stats)
+        yield key, stats.rms, reason
+
+
 def _out_of_bounds(key: Key, stats: Stats) -> str | None:
     if (stats.nans or stats.infs) and not _only_negative_inf(key, stats):
         return _non_finite(stats)
@@ -118,6 +132,9 @@ def _out_of_bounds(key: Key, stats: Stats) -> str | None:
 @cache
 def _bound(limit: float) -> float:
     return FULL * limit if limit < HALF_MAX else FULL * HALF_MAX
+
+
+_BOUNDS = {name: _bound(limit) for name, limit in map(limit_of, _ENGINES)}
 
 
 def _only_negative_inf(key: Key, stats: Stats) -> bool:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
+import torch
+
+from nanscan.engine.meter import RangeEntries
 from nanscan.ranges.on_device import Pending, Transfer
-from nanscan.ranges.stats import Stats
+from nanscan.ranges.stats import Stats, limit_of
 
 __all__ = ["Key", "Ring", "StepRecord"]
 
@@ -17,14 +21,21 @@ Key = tuple[str, str]  # module, kind
 class StepRecord:
     """The stats of one step by (module, kind), in the order in which they were first measured.
 
-    Attributes:
-        fresh: keys that were added to since they were last judged.
+    What the engine's hooks measured stays with the engine until somebody reads it: objects for every tensor of every
+    step would cost more than measuring them.
+
+    Args:
+        step: its number.
+        keys: of the engine's rows.
+        entries: where the engine's hooks put what they measure.
     """
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step: int, keys: Sequence[Key] = (), entries: RangeEntries | None = None) -> None:
         self.step = step
-        self.stats: dict[Key, Stats] = {}
-        self.fresh: list[Key] = []
+        self.entries = entries
+        self._keys = keys
+        self._stats: dict[Key, Stats] = {}
+        self._fresh: list[Key] = []  # that were added to since they were last judged
         self._pending: list[tuple[Key, Pending]] = []
         self._transfers: list[tuple[list[Key], Transfer]] = []
         self._lock = threading.Lock()
@@ -34,22 +45,37 @@ class StepRecord:
         with self._lock:
             if isinstance(found, Pending):
                 self._pending.append((key, found))
-            elif key in self.stats:
-                self._merge(key, found)
             else:
-                self.stats[key] = found
-                self.fresh.append(key)
+                self._take_entries()
+                self._merge(key, found)
 
-    def _merge(self, key: Key, stats: Stats) -> None:
-        have = self.stats.get(key)
-        self.stats[key] = stats if have is None else have + stats
-        if key not in self.fresh[-1:]:
-            self.fresh.append(key)
+    def _merge(self, key: Key, stats: Stats, fresh: bool = True) -> None:
+        have = self._stats.get(key)
+        self._stats[key] = stats if have is None else have + stats
+        if fresh and key not in self._fresh[-1:]:
+            self._fresh.append(key)
+
+    def _take_entries(self) -> None:
+        if self.entries is not None:
+            for row, numbers, dtype, fresh in self.entries.take():
+                self._merge(self._keys[row], Stats(*numbers, *limit_of(getattr(torch, dtype))), fresh)
+
+    @property
+    def stats(self) -> dict[Key, Stats]:
+        """All that is there."""
+        with self._lock:
+            self._take_entries()
+        return self._stats
+
+    @property
+    def fresh(self) -> bool:
+        """Whether something was added since it was last judged."""
+        return bool(self._fresh or (self.entries is not None and self.entries.fresh))
 
     @property
     def quiet(self) -> bool:
         """Whether there is nothing to fetch and nothing to judge."""
-        return not (self.fresh or self._pending or self._transfers)
+        return not (self._pending or self._transfers or self.fresh)
 
     @property
     def under_way(self) -> bool:
@@ -74,11 +100,30 @@ class StepRecord:
                     self._merge(key, stats)
         return not self.under_way
 
+    def take_ordinary(self, bounds: Mapping[str, float]) -> Iterable[tuple[Key, float, None]] | None:
+        """Key and rms of all that is fresh, which then isn't; None, with nothing changed, if that needs a closer look.
+
+        Args:
+            bounds: by dtype, the magnitude up to which a number raises no question.
+        """
+        if self.entries is None or self._stats:
+            return None
+        found = self.entries.judge(bounds)
+        if found is None:
+            return None
+        rows, rms = found
+        return zip(map(self._keys.__getitem__, rows), rms, repeat(None))  # no object for the collector to look at
+
     def take_fresh(self) -> list[Key]:
         """The keys to judge, which are then no longer fresh."""
         with self._lock:
-            fresh, self.fresh = list(dict.fromkeys(self.fresh)), []
+            self._take_entries()
+            fresh, self._fresh = list(dict.fromkeys(self._fresh)), []
         return fresh
+
+    def with_infs(self) -> Iterable[tuple[Key, Stats]]:
+        """All stats if some of them may count an Inf, else none."""
+        return self.stats.items() if self._stats or self.entries is None or self.entries.any_inf else ()
 
 
 class Ring:
@@ -94,7 +139,7 @@ class Ring:
         """Whether the next record would push one out whose numbers are still on a device."""
         return len(self._records) == self._records.maxlen and self._records[0].under_way
 
-    def begin(self, step: int) -> StepRecord:
+    def begin(self, step: int, keys: Sequence[Key] = (), entries: RangeEntries | None = None) -> StepRecord:
         """Start the record of a step."""
-        self._records.append(StepRecord(step))
+        self._records.append(StepRecord(step, keys, entries))
         return self._records[-1]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from nanscan import engine
+from nanscan.engine.meter import RangeMeter
 from nanscan.engine.result import BadInput
 from nanscan.ranges import on_cpu, on_device
 from nanscan.ranges.hooks import GradientHook, ModuleHooks
 from nanscan.ranges.outputs import Seen, elements_of, tensors_in
-from nanscan.ranges.record import Ring, StepRecord
+from nanscan.ranges.record import Key, Ring, StepRecord
 from nanscan.reruns import running
 
 __all__ = ["Recorder"]
@@ -50,7 +53,10 @@ class Recorder:
         self._measuring = False  # its forward is running
         self._depth = 0
         self._without_grad = False  # the last forward in training mode had no gradients: a checkpoint may repeat it
-        self._seen = Seen()
+        self._meter = _meter_for(self)
+        self._seen: Any = self._meter or Seen()  # which tensors of this step were measured already
+        self.keys: list[Key] = []  # of the meter's rows
+        self._takes: dict[str, Callable[[Any], bool]] = {}
         self._later: set[str] = set()  # modules that ran without gradients inside of a step
         self._handles: list[tuple[bool, Any]] = []
 
@@ -73,16 +79,41 @@ class Recorder:
         else:
             self._hooks.hang(self)
             self._on_begin()
-            self._current = self._ring.begin(step)
+            self._current = self._begin_record(step)
             self._measuring = True
+
+    def _begin_record(self, step: int) -> StepRecord:
+        if self._meter is None:
+            return self._ring.begin(step)
+        entries = self._meter.entries()
+        record = self._ring.begin(step, self.keys, entries)
+        self._meter.begin(record, entries)
+        return record
 
     def end(self) -> None:
         """Its forward is over, well or not."""
         self._depth = max(0, self._depth - 1)
         if self._depth == 0 and self._measuring:
             self._measuring = False
-            self._seen.clear()
+            self._end_measuring()
             self._on_end()
+
+    def _end_measuring(self) -> None:
+        self._seen.clear()
+        if self._meter is not None:
+            self._meter.end()
+
+    def hook(self, name: str) -> Callable[[Any], bool]:
+        """What takes the outputs of a module first; where it returns False, `take` must.
+
+        It serves plain CPU tensors that are part of a graph; most models have nothing else.
+        """
+        if self._meter is None or not name:
+            return _take_nothing
+        if name not in self._takes:
+            self._takes[name] = self._meter.hook(len(self.keys))
+            self.keys += [(name, "activation"), (name, "gradient")]
+        return self._takes[name]
 
     def take(self, name: str, output: Any) -> None:
         """A module returned something."""
@@ -135,7 +166,9 @@ class Recorder:
         self.closed = True
         self._measuring = False
         self._current = None
-        self._seen.clear()
+        self._end_measuring()
+        if self._meter is not None:
+            self._meter.close()
         self._hooks.remove()
         self._forget_tensors(leaves_only=False)
 
@@ -146,6 +179,22 @@ class Recorder:
                 handle.remove()
         self._handles.clear()
         self._later.clear()
+
+
+def _meter_for(recorder: Recorder) -> RangeMeter | None:
+    """The engine's hooks, which do not keep the recorder alive."""
+    reference = weakref.ref(recorder)
+
+    def take_other(record: StepRecord, row: int, grad: Tensor) -> None:
+        alive = reference()
+        if alive is not None:
+            alive.take_gradient(record, alive.keys[row][0], grad)
+
+    return engine.range_meter(take_other)
+
+
+def _take_nothing(_: Any) -> bool:
+    return False
 
 
 def _in_backward() -> bool:
