@@ -79,6 +79,14 @@ def test_of_the_state_only_the_copy_is_left_when_the_thread_begins(
     )
 
 
+def test_the_traceback_of_a_refused_save_shows_no_frames_of_the_writing_thread(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, extra={"loss": torch.tensor(float("nan"))})
+        with pytest.raises(NonFiniteError, match="NaN") as caught:
+            manager.flush()
+    assert len(caught.traceback) <= 4 and caught.value.__cause__ is None
+
+
 def test_training_goes_on_while_the_snapshot_is_written_and_does_not_change_it(tmp_path: Path, gate: Gate) -> None:
     run = Run()
     run.step()

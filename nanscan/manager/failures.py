@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from nanscan import messages
-from nanscan.errors import CheckpointError, CheckpointWarning
+from nanscan.errors import CheckpointError, CheckpointWarning, NonFiniteError
 from nanscan.manager.arguments import one_of
 from nanscan.manager.sharded.ranks import RanksLost
 
@@ -38,5 +38,7 @@ class Failures:
             return
         self.count += 1
         if not self._warns or not isinstance(error, CheckpointError) or isinstance(error, RanksLost):
+            if isinstance(error, (CheckpointError, NonFiniteError)):  # it says all: no frames of the thread that wrote
+                error.__traceback__ = None
             raise error
         messages.warn(f"nanscan: a checkpoint was not saved, and training goes on: {error}", CheckpointWarning)
