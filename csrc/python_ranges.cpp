@@ -221,13 +221,12 @@ struct GradientHook {
 void Meter::hang(const std::shared_ptr<Meter>& self, const std::shared_ptr<RangeEntries>& entries, int32_t row,
                  PyObject* tensor, PyObject* node) {
   const Names& n = names();
-  const py::object hook =
-      make_function(std::unique_ptr<GradientHook>(new GradientHook{self, entries, record_, row}));
+  const py::object hook = make_function(std::unique_ptr<GradientHook>(new GradientHook{self, entries, record_, row}));
   py::object hooks = quietly(PyObject_GetAttr(tensor, n.hooks));
   if (hooks && hooks.is_none()) {
     hooks = dict_type_();
-    const bool hung = PyObject_SetAttr(tensor, n.hooks, hooks.ptr()) == 0 &&
-                      quietly(PyObject_CallMethodOneArg(node, n.hang, tensor));
+    const bool hung =
+        PyObject_SetAttr(tensor, n.hooks, hooks.ptr()) == 0 && quietly(PyObject_CallMethodOneArg(node, n.hang, tensor));
     if (!hung) {
       PyErr_Clear();
       if (PyObject_SetAttr(tensor, n.hooks, Py_None) != 0) PyErr_Clear();
@@ -245,8 +244,7 @@ py::list take_items(RangeEntries& entries) {
   py::list out;
   for (size_t i = 0; i < entries.items.size(); ++i) {
     const auto& [row, reading] = entries.items[i];
-    out.append(py::make_tuple(row, numbers_of(reading), kDTypes[index_of(reading.dtype)].name,
-                              i >= entries.judged));
+    out.append(py::make_tuple(row, numbers_of(reading), kDTypes[index_of(reading.dtype)].name, i >= entries.judged));
   }
   entries.items.clear();
   entries.judged = 0;
