@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import pytest
 import torch
 from torch import nn
@@ -76,8 +77,21 @@ class Needy(Exception):
 NAMELESS: Any = types.FunctionType((lambda value: value).__code__, {"__name__": "argparse"})  # of that module
 
 
+class Reloaded:
+    """Has a name that another class takes."""
+
+
+def of_a_replaced_class() -> object:
+    old = type("Reloaded", (), {"__module__": __name__})
+    return old()
+
+
 def opened() -> object:
     return open(os.devnull)
+
+
+def opened_hdf5() -> object:
+    return h5py.File("in memory", "w", driver="core", backing_store=False)
 
 
 @dataclass(frozen=True)
@@ -94,14 +108,19 @@ class Unsaved:
 UNSAVED = [
     Unsaved("cannot pickle '_thread.RLock' object", threading.RLock, "a lock belongs to"),
     Unsaved("cannot pickle '_thread.lock' object", threading.Lock, "a lock belongs to"),
+    Unsaved("cannot pickle '_thread._local' object", threading.local, "thread-local data belongs to"),
     Unsaved(
         "Can't pickle <function <lambda> at …>: attribute lookup <lambda> on … failed",
         lambda: NAMELESS,
         "a lambda defined at",
     ),
     Unsaved("Can't pickle local object '…'", local_function, "'scale' is a local function"),
+    Unsaved(
+        "Can't pickle <class '…'>: it's not the same object as …", of_a_replaced_class, "it was replaced, reloaded"
+    ),
     Unsaved("cannot pickle 'generator' object", lambda: (number for number in range(3)), "position in running code"),
     Unsaved("cannot pickle '_io.TextIOWrapper' object", opened, "an open file is a handle"),
+    Unsaved("h5py objects cannot be pickled", opened_hdf5, "an open file is a handle"),
     Unsaved("cannot pickle 'module' object", lambda: os, "a module can't be pickled"),
     Unsaved("cannot pickle 'socket' object", socket.socket, "a connection is a handle"),
     Unsaved(

@@ -391,7 +391,7 @@ def test_the_fix_converts_as_the_type_needs_it(name: str, plain: str) -> None:
     [
         ("np.float64", ["numpy.float64", "numpy._core.multiarray.scalar"]),
         ("Namespace", ["argparse.Namespace"]),
-        ("nested-path", ["pathlib.PosixPath"]),
+        ("nested-path", [f"{pathlib.PosixPath.__module__}.PosixPath"]),
         ("dataclass-in-list", ["Config"]),
         ("int-300-bytes", ["opcode LONG4"]),
         ("lock", ["_thread.lock", "can't be pickled at all"]),
