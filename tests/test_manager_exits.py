@@ -114,12 +114,12 @@ def test_sigterm_inside_save_lets_that_save_finish(warm: Warm, tmp_path: Path, b
         f"""
         manager = CheckpointManager(folder, background={background})
         if manager._background:  # a copy that takes its time
-            real_copy = manager_module._copied
+            real_copy = manager_module.copied
             def slow_copy(*arguments, **options):
                 print("writing", flush=True)
                 time.sleep(0.3)
                 return real_copy(*arguments, **options)
-            manager_module._copied = slow_copy
+            manager_module.copied = slow_copy
         manager.save(1, model=model)
         time.sleep(60)
         """,

@@ -35,8 +35,8 @@ while _line := sys.stdin.readline():
             os.dup2(os.open(_name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), _number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         break  # the child leaves the loop and becomes an ordinary program with an ordinary end
-    print(_pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(_pid, 0)[1]), flush=True)
+    print("pid", _pid, flush=True)
+    print("status", os.waitstatus_to_exitcode(os.waitpid(_pid, 0)[1]), flush=True)
 else:
     os._exit(0)
 exec(compile(_job["code"], "child", "exec"), globals())
@@ -104,10 +104,16 @@ class Warm:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"code": code, "out": str(out), "errors": str(errors)}) + "\n")
         self._process.stdin.flush()
-        return Child(self, int(self._line()), out, errors)
+        return Child(self, self._number("pid"), out, errors)
 
     def status(self) -> int:
-        return int(self._line())
+        return self._number("status")
+
+    def _number(self, kind: str) -> int:
+        """The next of that kind; the status of a child that a failed test did not wait for is passed over."""
+        while (words := self._line().split())[0] != kind:
+            pass
+        return int(words[1])
 
     def _line(self) -> str:
         assert self._process.stdout is not None
