@@ -75,7 +75,7 @@ def main() -> None:
     optimizer = guarded.optimizer
     for report in optimizer.history:
         if report.skipped:
-            print(f"guarded: step {report.step} skipped: {report.describe(1)}")
+            print(f"guarded: step {report.step} skipped: {report.describe(2)}")
     entries = [entry for entry in guarded.state.log_history if entry.get("nanscan/consecutive_skips") == 0]
     entries, last = entries[:-1], entries[-2]  # the very last sums the training up
     print(f"guarded: skipped {last['nanscan/skipped_steps']} of {last['step']} steps")
