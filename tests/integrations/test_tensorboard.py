@@ -107,7 +107,7 @@ def test_text_names_the_origin_and_the_dropped_microbatch_and_scalars_the_loss_s
         optimizer.check_microbatch(drop=True)
     optimizer.step()
     log.close()
-    assert "made by" in texts(tmp_path)[0] and "aten." in texts(tmp_path)[0]
+    assert "Inf came in with input 'input' in '0'" in texts(tmp_path)[0] and "hint: " in texts(tmp_path)[0]
     assert "dropped micro-batches 1 of 2" in texts(tmp_path)[1]
     assert scalars(tmp_path, "nanscan/loss_scale")[0] == (0, 8.0)
     assert scalars(tmp_path, "nanscan/dropped_microbatches") == [(2, 1)]
