@@ -15,8 +15,9 @@ import pytest
 import torch
 
 import nanscan
-from nanscan.checkpoint import layout
+from nanscan.checkpoint import digest, layout
 from nanscan.checkpoint.load import verify_file
+from nanscan.checkpoint.reader import VerifyingReader
 
 BIAS = torch.arange(60.0) + 0.5
 STATE = {
@@ -82,6 +83,20 @@ def test_a_flip_in_any_byte_around_the_tensors_is_detected(saved: Path) -> None:
         saved.write_bytes(flipped(content, byte * 8 + dice.randrange(8)))
         with pytest.raises(nanscan.CorruptCheckpoint):
             nanscan.load(saved)
+
+
+def test_a_damaged_tensor_is_kept_by_the_reader_and_not_raised_into_torch_where_it_could_get_lost(saved: Path) -> None:
+    content = saved.read_bytes()
+    with zipfile.ZipFile(saved) as archive:
+        header = archive.getinfo("archive/data/0").header_offset
+    start = layout.data_start(content[header : header + 30], header)
+    saved.write_bytes(flipped(content, start * 8))
+    with saved.open("rb") as file:
+        seal = digest.read_seal(file.fileno(), str(saved))
+        assert seal is not None
+        reader = VerifyingReader(file.fileno(), str(saved), seal)
+        assert reader.readinto(bytearray(len(content))) == len(content)
+    assert reader.failure is not None and 'model["fc.weight"]' in str(reader.failure)
 
 
 @pytest.mark.parametrize(

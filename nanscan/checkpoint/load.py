@@ -120,6 +120,8 @@ def _load_verified(path: str, fd: int, seal: digest.Seal, map_location: Any, wei
         if reader.failure is not None:
             raise reader.failure from None
         raise
+    if reader.failure is not None:
+        raise reader.failure
     digest.check_regions(fd, path, [region for region in reader.unread.values() if region.is_storage])
     return loaded
 

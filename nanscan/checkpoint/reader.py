@@ -20,7 +20,8 @@ class VerifyingReader(io.RawIOBase):
 
     Attributes:
         unread: parts of members that were not read with their whole member, and so were not compared; by position.
-        failure: the error for the first damaged member; torch may turn the exception into another one.
+        failure: the error for the first damaged member. It is kept here and not raised: torch calls from C++, where an
+            exception can become another one or, from Python 3.13 on, get lost in a garbage collection.
     """
 
     def __init__(self, fd: int, path: str, seal: Seal) -> None:
@@ -72,7 +73,6 @@ class VerifyingReader(io.RawIOBase):
             digest.update(part[:count])
             got += count
         del self.unread[region.start]
-        if digest.hexdigest() != region.digest:
+        if digest.hexdigest() != region.digest and self.failure is None:
             self.failure = corrupt_regions(self._path, [region])
-            raise self.failure
         return got
