@@ -95,7 +95,8 @@ def test_a_damaged_tensor_is_kept_by_the_reader_and_not_raised_into_torch_where_
         seal = digest.read_seal(file.fileno(), str(saved))
         assert seal is not None
         reader = VerifyingReader(file.fileno(), str(saved), seal)
-        assert reader.readinto(bytearray(len(content))) == len(content)
+        reader.seek(start)
+        assert reader.readinto(bytearray(3000 * 4)) == 3000 * 4
     assert reader.failure is not None and 'model["fc.weight"]' in str(reader.failure)
 
 
