@@ -45,7 +45,7 @@ class BuildExt(build_ext):
 
     def get_ext_filename(self, fullname):
         name = super().get_ext_filename(fullname)
-        return str(Path(name).with_name(spec.cuda.library)) if Path(name).name.startswith("_cuda.") else name
+        return str(Path(name).with_name(spec.cuda.file_name)) if Path(name).name.startswith("_cuda.") else name
 
     def build_extension(self, ext):
         part, build = ("cuda", self.build_cuda) if ext.name == "nanscan._cuda" else ("cpp", super().build_extension)

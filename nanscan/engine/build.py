@@ -242,7 +242,7 @@ def _attempt_cuda(config: Config, may_compile: bool) -> Outcome[Path]:
         spec = _spec()
         no_prebuilt = _no_prebuilt_cuda(spec)
         if not no_prebuilt:
-            prebuilt = PACKAGE / spec.cuda.library
+            prebuilt = PACKAGE / spec.cuda.file_name
             return Outcome(prebuilt, "prebuilt", f"prebuilt by the installation: {prebuilt}")
         if not _torch_has_cuda():
             how = "failed" if config.cuda == "1" else "not needed"
@@ -259,9 +259,9 @@ def _attempt_cuda(config: Config, may_compile: bool) -> Outcome[Path]:
 
 def _no_prebuilt_cuda(spec: Spec) -> str:
     """Why the installation's CUDA library can't be used; empty if it can."""
-    if (PACKAGE / spec.cuda.library).is_file():
+    if (PACKAGE / spec.cuda.file_name).is_file():
         return _unfit("cuda")
-    return build_record().get("cuda", f"{PACKAGE} has no {spec.cuda.library}.")
+    return build_record().get("cuda", f"{PACKAGE} has no {spec.cuda.file_name}.")
 
 
 def _torch_has_cuda() -> bool:
@@ -278,12 +278,12 @@ def _plan_cuda(spec: Spec) -> tuple[Path, Callable[[Path], Path]]:
         raise BuildFailed(f"No CUDA toolkit: {' '.join(search.tried)}", GET_TOOLKIT)
     toolkit = search.toolkit
     archs = load_config().cuda_archs or _visible_archs(toolkit)
-    command = toolchain.nvcc_command(toolkit, spec, Path(spec.cuda.library), archs)
+    command = toolchain.nvcc_command(toolkit, spec, Path(spec.cuda.file_name), archs)
     key = _key(spec, toolkit.version, *command, platform.machine(), *platform.libc_ver())
-    target = load_config().cache_dir / f"cuda-{key}" / spec.cuda.library
+    target = load_config().cache_dir / f"cuda-{key}" / spec.cuda.file_name
 
     def build(work: Path) -> Path:
-        product = work / spec.cuda.library
+        product = work / spec.cuda.file_name
         try:
             output = toolchain.run_nvcc(toolchain.nvcc_command(toolkit, spec, product, archs))
         except RuntimeError as error:

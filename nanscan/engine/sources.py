@@ -31,7 +31,7 @@ class CudaSpec:
 
     sources: tuple[str, ...]  # relative to csrc
     flags: tuple[str, ...]
-    library: str  # file name of the product
+    file_name: str  # of the product
 
 
 @dataclass(frozen=True)
