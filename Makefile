@@ -30,7 +30,7 @@ demo: $(VENV)/.ready-demo
 	@$(PY) -m nanscan demo $(ARGS)
 
 test: lint
-	$(TWO) $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	$(TWO) $(PY) -m pytest -n 2 --dist loadfile --max-worker-restart 1 $(ARGS)
 
 # The site, from docs/ and the docstrings; what leads nowhere fails it.
 docs: $(VENV)/.ready-dev

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +16,8 @@ import pytest
 from sphinx.util.inventory import InventoryFile
 
 import nanscan
+from tests.chromium import Chromium, needs_chromium, once_more_if_silent
+from tests.chromium import chromium as chromium  # a fixture
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -24,8 +26,6 @@ INTEGRATIONS = {
     for folder in [ROOT / "nanscan" / "integrations"]
     for name in nanscan.integrations.__all__
 }
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-CHROMIUM = os.environ.get("NANSCAN_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
 
 
 def sphinx(source: Path, target: Path) -> subprocess.CompletedProcess[str]:
@@ -114,39 +114,12 @@ def test_every_example_stands_on_its_page_and_is_linked_to_there(site: Path) -> 
 # ---- in a browser ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    playwright = pytest.importorskip(
-        "playwright.sync_api", reason="playwright is not installed: pip install playwright"
-    )
-    if CHROMIUM is None:
-        pytest.skip("no Chromium on PATH: apt-get install chromium, or set NANSCAN_CHROMIUM to one")
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-class Opened:
-    """A page of the site, opened from disk; nothing may be fetched from elsewhere or go wrong meanwhile."""
-
-    def __init__(self, chromium: Any, url: str, width: int = 1200) -> None:
-        self.problems: list[str] = []
-        self.page = chromium.new_page(viewport={"width": width, "height": 900})
-        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
-        self.page.on("console", lambda said: said.type in ("error", "warning") and self.problems.append(said.text))
-        self.page.on("request", lambda request: self.is_near(request.url) or self.problems.append(request.url))
-        self.page.goto(url)
-
-    def is_near(self, url: str) -> bool:
-        return url.startswith(("file:", "data:"))
-
-    def __enter__(self) -> Any:
-        return self.page
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        self.page.close()
-        assert kind is not None or self.problems == []
+@contextlib.contextmanager
+def opened(chromium: Chromium, url: str, width: int = 1200) -> Iterator[Any]:
+    """A page of the site, opened from disk; nothing may be fetched from elsewhere."""
+    viewport = {"width": width, "height": 900}
+    with chromium.open(url, lambda asked: asked.startswith(("file:", "data:")), viewport=viewport) as page:
+        yield page
 
 
 def test_the_chinese_page_says_that_it_is_chinese(site: Path) -> None:
@@ -154,23 +127,29 @@ def test_the_chinese_page_says_that_it_is_chinese(site: Path) -> None:
     assert '<html class="no-js" lang="en"' in (site / "index.html").read_text()
 
 
+@needs_chromium
+@once_more_if_silent
 @pytest.mark.parametrize("width", [1200, 360])
-@pytest.mark.parametrize("page", ["index.html", "api/guard.html", "zh/index.html"])
-def test_a_page_opens_from_disk_and_fits_the_screen(page: str, width: int, site: Path, chromium: Any) -> None:
-    with Opened(chromium, (site / page).as_uri(), width) as opened:
-        assert opened.evaluate("document.documentElement.scrollWidth") <= width
-        assert opened.locator("article h1").is_visible()
+@pytest.mark.parametrize("path", ["index.html", "api/guard.html", "zh/index.html"])
+def test_a_page_opens_from_disk_and_fits_the_screen(path: str, width: int, site: Path, chromium: Chromium) -> None:
+    with opened(chromium, (site / path).as_uri(), width) as page:
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.locator("article h1").is_visible()
 
 
-def test_the_search_works_from_disk(site: Path, chromium: Any) -> None:
-    with Opened(chromium, (site / "search.html").as_uri() + "?q=clip_grad_norm_") as opened:
-        opened.wait_for_selector("#search-results li a", timeout=20_000)
-        hrefs = opened.eval_on_selector_all("#search-results li a", "links => links.map(link => link.href)")
+@needs_chromium
+@once_more_if_silent
+def test_the_search_works_from_disk(site: Path, chromium: Chromium) -> None:
+    with opened(chromium, (site / "search.html").as_uri() + "?q=clip_grad_norm_") as page:
+        page.wait_for_selector("#search-results li a", timeout=20_000)
+        hrefs = page.eval_on_selector_all("#search-results li a", "links => links.map(link => link.href)")
         assert any("api/scan.html#nanscan.clip_grad_norm_" in href for href in hrefs)
 
 
-def test_code_in_a_sentence_leads_to_the_reference(site: Path, chromium: Any) -> None:
-    with Opened(chromium, (site / "recovery.html").as_uri()) as opened:
-        opened.locator("article p a[href$='#nanscan.Recovery'] code").first.click()
-        opened.wait_for_url("**/api/recovery.html#nanscan.Recovery")
-        assert "snapshot_every" in opened.locator("dt[id='nanscan.Recovery']").inner_text()
+@needs_chromium
+@once_more_if_silent
+def test_code_in_a_sentence_leads_to_the_reference(site: Path, chromium: Chromium) -> None:
+    with opened(chromium, (site / "recovery.html").as_uri()) as page:
+        page.locator("article p a[href$='#nanscan.Recovery'] code").first.click()
+        page.wait_for_url("**/api/recovery.html#nanscan.Recovery")
+        assert "snapshot_every" in page.locator("dt[id='nanscan.Recovery']").inner_text()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ import pytest
 
 from nanscan.reporting.page import write_page
 from nanscan.reporting.reading import read_log
+from tests.chromium import Chromium, needs_chromium, once_more_if_silent
+from tests.chromium import chromium as chromium  # a fixture
 from tests.report_logs import EVIL, origin, skipped, step, train, write, write_long
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
-CHROMIUM = os.environ.get("NANSCAN_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed: pip install playwright")
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="no Chromium on PATH: apt-get install chromium, or set NANSCAN_CHROMIUM to one"
-)
+pytestmark = [needs_chromium, once_more_if_silent]
 STEPS = "echarts.getInstanceByDom(document.getElementById('steps'))"
 ZOOM = f"(() => {{ const z = {STEPS}.getOption().dataZoom[0]; return [z.startValue, z.endValue]; }})()"
 PIXEL = f"""([x, lane]) => {{ const r = document.getElementById('steps').getBoundingClientRect();
@@ -35,14 +31,6 @@ LUMINANCE = """(() => { const c = document.createElement('canvas').getContext('2
     const [r, g, b] = c.getImageData(0, 0, 1, 1).data; return 0.2126 * r + 0.7152 * g + 0.0722 * b; }); })()"""
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
 def until(page: Any, condition: str) -> None:
     """Wait for it to hold; the page's own policy forbids Playwright to wait inside it."""
     for _ in range(100):
@@ -52,29 +40,15 @@ def until(page: Any, condition: str) -> None:
     raise AssertionError(f"after 10 s it still doesn't hold: {condition}")
 
 
-class Opened:
-    """A page that was opened from disk, and what went wrong meanwhile."""
-
-    def __init__(self, chromium: Any, log: Path, **options: Any) -> None:
-        self.file = log.with_suffix(".html")
-        self.size = write_page(read_log(log), self.file)
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.page = chromium.new_page(**{"viewport": {"width": 1100, "height": 1000}, **options})
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("console", lambda said: said.type == "error" and self.errors.append(said.text))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(self.file.as_uri())
-
-    def __enter__(self) -> Any:
-        return self.page
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        self.page.close()
-        if kind is None:
-            assert self.errors == []
-            assert [url for url in self.requests if url != self.file.as_uri() and not url.startswith("data:")] == []
-            assert self.size < 5_000_000
+@contextlib.contextmanager
+def opened(chromium: Chromium, log: Path, **options: Any) -> Iterator[Any]:
+    """The page of a log, opened from disk: small, and in want of nothing else."""
+    file = log.with_suffix(".html")
+    assert write_page(read_log(log), file) < 5_000_000
+    options = {"viewport": {"width": 1100, "height": 1000}, **options}
+    url = file.as_uri()
+    with chromium.open(url, lambda asked: asked == url or asked.startswith("data:"), **options) as page:
+        yield page
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +56,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(tmp_path_factory.mktemp("run"))
 
 
-def test_page_of_a_real_run_shows_all_its_parts_without_a_network(chromium: Any, run: Path) -> None:
-    with Opened(chromium, run) as page:
+def test_page_of_a_real_run_shows_all_its_parts_without_a_network(chromium: Chromium, run: Path) -> None:
+    with opened(chromium, run) as page:
         heads = page.locator("h2").all_inner_texts()
         assert heads == [
             "The steps", "Events", "Where it came from", "Repeat offenders", "Gradient norm of each layer",
@@ -102,9 +76,9 @@ def test_page_of_a_real_run_shows_all_its_parts_without_a_network(chromium: Any,
         assert "report_logs.py" in page.locator(".origin").first.inner_text()
 
 
-def test_skip_is_told_when_its_mark_is_clicked_or_reached_by_key(chromium: Any, tmp_path: Path) -> None:
+def test_skip_is_told_when_its_mark_is_clicked_or_reached_by_key(chromium: Chromium, tmp_path: Path) -> None:
     lines = [skipped(n, "head.bias", origin=origin()) if n in (20, 60) else step(n) for n in range(80)]
-    with Opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
+    with opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
         details = page.locator("#details")
         assert not details.is_visible()
         page.mouse.click(*page.evaluate(PIXEL, [60, 0]))
@@ -120,8 +94,8 @@ def test_skip_is_told_when_its_mark_is_clicked_or_reached_by_key(chromium: Any, 
         assert "step 60: skipped" in details.inner_text()
 
 
-def test_heat_map_is_read_with_the_arrow_keys_and_as_a_table(chromium: Any, run: Path) -> None:
-    with Opened(chromium, run) as page:
+def test_heat_map_is_read_with_the_arrow_keys_and_as_a_table(chromium: Chromium, run: Path) -> None:
+    with opened(chromium, run) as page:
         page.focus("#layers")
         page.keyboard.press("ArrowDown")
         page.keyboard.press("ArrowDown")
@@ -134,13 +108,13 @@ def test_heat_map_is_read_with_the_arrow_keys_and_as_a_table(chromium: Any, run:
         assert row.split()[-1] == "4", "of its steps, so many held a NaN"
 
 
-def test_runs_of_one_file_are_listed_with_how_they_ended(chromium: Any, tmp_path: Path) -> None:
+def test_runs_of_one_file_are_listed_with_how_they_ended(chromium: Chromium, tmp_path: Path) -> None:
     lines = [step(n, run_id="a") for n in range(5)]
     lines += [{"kind": "end", "run_id": "a", "steps": 5, "error": "TrainingDiverged: nanscan: 20 skips"}]
     finding = {"code": "NS101", "severity": "error", "where": EVIL, "message": "2 NaN", "fix": "Load another."}
     lines += [{"kind": "preflight", "run_id": "b", "findings": [finding]}]
     lines += [step(n, run_id="b") for n in range(3, 9)]
-    with Opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
+    with opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
         first, second = page.locator("#h-runs ~ .scroll tbody tr").all_inner_texts()
         assert "0–4" in first and first.endswith("TrainingDiverged: 20 skips")
         assert "3–8" in second and second.endswith("not in the log: still running, or killed")
@@ -148,8 +122,8 @@ def test_runs_of_one_file_are_listed_with_how_they_ended(chromium: Any, tmp_path
         assert f"NS101 error {EVIL}: 2 NaN" in page.locator(".findings").inner_text()
 
 
-def test_zoom_and_hover_by_mouse_wheel_buttons_and_keys(chromium: Any, tmp_path: Path) -> None:
-    with Opened(chromium, write(tmp_path / "run.jsonl", *[step(n, norm=1.0 + n) for n in range(200)])) as page:
+def test_zoom_and_hover_by_mouse_wheel_buttons_and_keys(chromium: Chromium, tmp_path: Path) -> None:
+    with opened(chromium, write(tmp_path / "run.jsonl", *[step(n, norm=1.0 + n) for n in range(200)])) as page:
         box = page.locator("#steps")
         place = box.bounding_box()
         page.mouse.move(place["x"] + 500, place["y"] + 100)
@@ -168,7 +142,7 @@ def test_zoom_and_hover_by_mouse_wheel_buttons_and_keys(chromium: Any, tmp_path:
         assert page.evaluate(ZOOM) == [0, 199]
 
 
-def test_names_that_are_markup_are_shown_and_do_nothing(chromium: Any, tmp_path: Path) -> None:
+def test_names_that_are_markup_are_shown_and_do_nothing(chromium: Chromium, tmp_path: Path) -> None:
     evil = f"</script>{EVIL}\u2028{{{{7*7}}}}'\"" + "x" * 3000
     facts = {"program": evil, "settings": {"optimizer": evil, "guard": {evil: evil}}, "parameters": [[evil, [1], evil]]}
     facts |= {"packages": {evil: evil}, "engine": {"engine": evil}, "devices": [evil], "gpus": [evil]}
@@ -185,7 +159,7 @@ def test_names_that_are_markup_are_shown_and_do_nothing(chromium: Any, tmp_path:
         {"kind": "checkpoint", "step": 1, "path": evil, "error": evil, "refused": True},
         step(2, layer_norms={evil: 2.0}, run_id=evil),
     )
-    with Opened(chromium, log) as page:
+    with opened(chromium, log) as page:
         page.locator("[data-x]").first.click()
         assert EVIL in page.locator("#details").inner_text() and EVIL in page.locator("#events").inner_text()
         for chart in ("#steps", "#layers", "#ranges"):
@@ -199,8 +173,8 @@ def test_names_that_are_markup_are_shown_and_do_nothing(chromium: Any, tmp_path:
         assert page.locator("img").count() == 0 and page.locator("script").count() == 3
 
 
-def test_dark_mode_paper_and_narrow_screens_are_readable(chromium: Any, run: Path) -> None:
-    with Opened(chromium, run, color_scheme="dark") as page:
+def test_dark_mode_paper_and_narrow_screens_are_readable(chromium: Chromium, run: Path) -> None:
+    with opened(chromium, run, color_scheme="dark") as page:
         background, text = page.evaluate(LUMINANCE)
         assert background < 40 and text > 200
         page.emulate_media(color_scheme="light")
@@ -217,11 +191,11 @@ def test_dark_mode_paper_and_narrow_screens_are_readable(chromium: Any, run: Pat
         until(page, "document.scrollingElement.scrollWidth <= innerWidth")
 
 
-def test_100_000_steps_load_in_two_seconds_with_every_skip_marked(chromium: Any, tmp_path: Path) -> None:
+def test_100_000_steps_load_in_two_seconds_with_every_skip_marked(chromium: Chromium, tmp_path: Path) -> None:
     bad = frozenset([*range(37, 100_000, 31), *range(50_000, 50_400)])
     log = write_long(tmp_path / "run.jsonl", 100_000, bad)
     times = []
-    with Opened(chromium, log) as page:
+    with opened(chromium, log) as page:
         marked = page.evaluate("JSON.parse(document.getElementById('data').textContent).marks.skip")
         assert {first + i for first, count in marked for i in range(count)} == set(bad)
         assert page.evaluate(SKIPS) == len(bad)
@@ -247,9 +221,9 @@ def test_100_000_steps_load_in_two_seconds_with_every_skip_marked(chromium: Any,
     ids=["empty", "broken", "two runs", "nothing finite"],
 )
 def test_broken_logs_still_open_and_say_what_is_missing(
-    lines: list[Any], words: str, chromium: Any, tmp_path: Path
+    lines: list[Any], words: str, chromium: Chromium, tmp_path: Path
 ) -> None:
-    with Opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
+    with opened(chromium, write(tmp_path / "run.jsonl", *lines)) as page:
         assert words in page.locator("#problems").inner_text()
         assert page.locator("#events").is_visible()
         if lines:
