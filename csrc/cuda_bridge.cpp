@@ -26,8 +26,10 @@ const float* flag_pointer(py::handle flag) {
 
 // The flag as the kernel reads it: on its device, float32. It may come from any other.
 py::object flag_on(int32_t device, const py::object& flag, py::handle hooks) {
-  return flag.is_none() ? flag : py::object(hooks.attr("flag")(device, flag));
+  return flag.is_none() ? flag : call(hooks.attr("flag"), {py::int_(device), flag});
 }
+
+bool serves(py::handle hooks, int32_t device) { return py::bool_(call(hooks.attr("serves"), {py::int_(device)})); }
 
 bool is_dense(const Entry& entry, const Gathered& gathered) {
   if (entry.layout == Entry::kRowMajor) return true;
@@ -43,7 +45,7 @@ std::vector<cuda::Tensor> dense_tensors(DeviceGroup& group, const Gathered& gath
     Entry& entry = group.entries[i];
     if (!is_dense(entry, gathered)) {
       const Layout& layout = gathered.layouts[entry.layout];
-      py::object copy = hooks.attr("dense")(py::handle(group.owners[i]));
+      py::object copy = call(hooks.attr("dense"), {borrowed(group.owners[i])});
       entry.data = static_cast<const char*>(data_pointer(copy));
       entry.numel = layout.numel * layout.repeat;
       entry.layout = Entry::kRowMajor;
@@ -80,7 +82,7 @@ std::string cuda_build() { return api != nullptr ? api->build : ""; }
 
 py::object launch_on_cuda(DeviceGroup& group, const Gathered& gathered, const CudaRequest& request) {
   const int32_t device = group.device.device_id;
-  if (request.hooks.is_none() || !request.hooks.attr("serves")(device).cast<bool>() || api == nullptr) {
+  if (request.hooks.is_none() || !serves(request.hooks, device) || api == nullptr) {
     throw Unserved("CUDA tensors without the CUDA library");
   }
   const std::vector<cuda::Tensor> tensors = dense_tensors(group, gathered, request.hooks);
@@ -90,8 +92,10 @@ py::object launch_on_cuda(DeviceGroup& group, const Gathered& gathered, const Cu
   const py::object grad_scale = flag_on(device, request.grad_scale, request.hooks);
   const py::object found_inf = flag_on(device, request.found_inf, request.hooks);
   void* stream = current_stream(group.device);
-  py::object output = request.hooks.attr("allocate")(device, output_bytes);
-  py::object workspace = request.hooks.attr("workspace")(device, reinterpret_cast<uintptr_t>(stream), workspace_bytes);
+  py::object output = call(request.hooks.attr("allocate"), {py::int_(device), py::int_(output_bytes)});
+  py::object workspace =
+      call(request.hooks.attr("workspace"),
+           {py::int_(device), py::int_(reinterpret_cast<uintptr_t>(stream)), py::int_(workspace_bytes)});
   cuda::Scan scan{};
   scan.tensors = tensors.data();
   scan.count = count;

@@ -1,10 +1,9 @@
 // Loads the CUDA library and hands it what a scan gathered; reads its answer back into rows.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <string>
 
+#include "python_objects.h"
 #include "python_tensors.h"
 #include "scan_result.h"
 

@@ -42,7 +42,7 @@ void add(Ranges& total, const Ranges& part) {
 }
 
 // Several threads take chunks from one counter; each chunk's answer has its own place.
-struct ParallelRead {
+struct ParallelRanges {
   const Chunked& tensor;
   std::vector<Ranges>& answers;
   std::atomic<int64_t> next{0};
@@ -56,8 +56,8 @@ struct ParallelRead {
 
 Ranges read_on_threads(const Chunked& tensor, int threads) {
   std::vector<Ranges> answers(static_cast<size_t>(tensor.chunks()));
-  ParallelRead read{tensor, answers, {}};
-  run_on_threads(threads, [](void* self) { static_cast<ParallelRead*>(self)->work(); }, &read);
+  ParallelRanges read{tensor, answers, {}};
+  run_on_threads(threads, [](void* self) { static_cast<ParallelRanges*>(self)->work(); }, &read);
   Ranges total;
   for (const Ranges& part : answers) add(total, part);
   return total;

@@ -1,8 +1,4 @@
-// What was worked out once for batches of one form, held against each batch of that form in one call. It only ever says
-// that all is well; what is not, and batches of another form, are for the caller to look at.
 #include "python_batch.h"
-
-#include <pybind11/stl.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,13 +6,13 @@
 #include <memory>
 #include <optional>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "batch_check.h"
 #include "cpu_ranges.h"
 #include "python_flag.h"
+#include "python_function.h"
 #include "python_tensors.h"
 #include "scan_cpu.h"
 
@@ -25,7 +21,6 @@ namespace py = pybind11;
 namespace nanscan {
 namespace {
 
-constexpr int64_t kReleaseGilBytes = 256 * 1024;  // a shorter read ends before another thread could use the gap
 constexpr int64_t kFewPlaces = 4, kManyPlaces = 32;
 
 using Interval = std::pair<double, double>;  // above the first, up to the second
@@ -53,6 +48,13 @@ struct Leaf {
   std::vector<Interval> odd_magnitudes;  // of the largest one
 };
 
+// The tensors of a batch, kept alive while their memory is read.
+struct Held {
+  std::vector<py::object> owners;
+  std::vector<dlpack::Tensor> views;
+  int64_t bytes = 0;
+};
+
 bool find_int(const dlpack::DataType& t, IntType* out) {
   using namespace dlpack;
   const auto is = [&](TypeCode code, int bits) { return t.lanes == 1 && t.code == code && t.bits == bits; };
@@ -63,16 +65,7 @@ bool find_int(const dlpack::DataType& t, IntType* out) {
   return *out = IntType::UInt8, is(kDLUInt, 8) || is(kDLBool, 8);
 }
 
-StridedView strided(const dlpack::Tensor& t) {
-  return {static_cast<const char*>(t.data) + t.byte_offset, t.ndim, t.shape, t.strides};
-}
-
-// The tensors of a batch, kept alive while their memory is read.
-struct Held {
-  std::vector<py::object> owners;
-  std::vector<dlpack::Tensor> views;
-  int64_t bytes = 0;
-};
+StridedView strided(const dlpack::Tensor& t) { return {data_of(t), t.ndim, t.shape, t.strides}; }
 
 // Calls visit(key or null, value) for each entry of a plain tuple, list or dict; false: it is none, or visit said so.
 template <typename Visit>
@@ -97,36 +90,53 @@ bool same_key(PyObject* a, PyObject* b) {  // text alone: comparing anything els
 
 class BatchCheck {
  public:
-  BatchCheck(py::handle batch, const std::vector<std::pair<size_t, std::vector<Interval>>>& floats,
-             const std::vector<std::tuple<size_t, double, double, std::optional<int64_t>>>& within,
-             const std::vector<std::pair<size_t, bool>>& masks, std::vector<size_t> varying)
-      : kind_(Py_TYPE(batch.ptr())), varying_(std::move(varying)) {
+  static constexpr const char* kName = "all_well";
+
+  BatchCheck(py::handle batch, const py::list& floats, const py::list& within, const py::list& masks,
+             const py::list& varying)
+      : kind_(Py_TYPE(batch.ptr())) {
     for_each_value(batch.ptr(), [&](PyObject* key, PyObject* value) {
-      if (key != nullptr) keys_.push_back(py::reinterpret_borrow<py::object>(key));
+      if (key != nullptr) keys_.push_back(borrowed(key));
       leaves_.push_back(leaf_of(value));
       return true;
     });
-    for (const auto& [leaf, odd] : floats) {
-      leaves_.at(leaf).floating = true;
-      leaves_[leaf].odd_magnitudes = odd;
+    for (py::handle item : floats) {
+      const py::tuple given(borrowed(item));
+      Leaf& leaf = leaves_.at(index(given[0]));
+      leaf.floating = true;
+      for (py::handle odd : py::list(given[1])) {
+        const py::tuple range(borrowed(odd));
+        leaf.odd_magnitudes.emplace_back(py::float_(range[0]), py::float_(range[1]));
+      }
     }
-    for (const auto& [leaf, low, high, ignored] : within) {
-      within_.push_back({leaf, low, high, ignored});
-      leaves_.at(leaf).bounded = true;
+    for (py::handle item : within) {
+      const py::tuple given(borrowed(item));
+      within_.push_back({index(given[0]), py::float_(given[1]), py::float_(given[2]), std::nullopt});
+      const py::object ignored = given[3];
+      if (!ignored.is_none()) within_.back().ignored = py::int_(ignored);
+      leaves_.at(within_.back().leaf).bounded = true;
     }
-    for (const auto& [leaf, zero_hides] : masks) masks_.push_back({leaf, zero_hides});
+    for (py::handle item : masks) {
+      const py::tuple given(borrowed(item));
+      masks_.push_back({index(given[0]), py::bool_(py::object(given[1]))});
+    }
+    for (py::handle leaf : varying) varying_.push_back(index(borrowed(leaf)));
   }
 
+  PyObject* operator()(PyObject* batch) const { return PyBool_FromLong(all_well(batch)); }
+
+ private:
+  static size_t index(const py::object& given) { return static_cast<size_t>(py::int_(given)); }
+
   // False: not known to be.
-  bool all_well(py::handle batch) const {
+  bool all_well(PyObject* batch) const {
     Held held;
-    if (!hold(batch.ptr(), &held)) return false;
+    if (!hold(batch, &held)) return false;
     if (held.bytes < kReleaseGilBytes) return values_are_well(held);
-    py::gil_scoped_release release;
+    ReleaseGil release;
     return values_are_well(held);
   }
 
- private:
   static Leaf leaf_of(PyObject* value) {
     dlpack::Tensor view;
     if (!read_view(value, &view)) throw std::invalid_argument("a value is not a plain tensor");
@@ -147,7 +157,7 @@ class BatchCheck {
       if (key != nullptr && !same_key(key, keys_[i].ptr())) return false;
       if (!read_view(value, &held->views[i]) || !is_of(leaves_[i], held->views[i])) return false;
       if (leaves_[i].bounded && is_neg.of(value)) return false;
-      held->owners.push_back(py::reinterpret_borrow<py::object>(value));
+      held->owners.push_back(borrowed(value));
       held->bytes += count_elements(held->views[i].ndim, held->views[i].shape) * held->views[i].dtype.bits / 8;
       ++i;
       return true;
@@ -237,14 +247,9 @@ class BatchCheck {
 
 }  // namespace
 
-void bind_batch_check(py::module_& m) {
-  using Floats = std::vector<std::pair<size_t, std::vector<Interval>>>;
-  using Bounds = std::vector<std::tuple<size_t, double, double, std::optional<int64_t>>>;
-  py::class_<BatchCheck>(m, "BatchCheck")
-      .def(py::init<py::handle, const Floats&, const Bounds&, const std::vector<std::pair<size_t, bool>>&,
-                    std::vector<size_t>>(),
-           py::arg("batch"), py::arg("floats"), py::arg("within"), py::arg("masks"), py::arg("varying"))
-      .def("all_well", &BatchCheck::all_well);
+py::object make_batch_check(py::handle batch, const py::list& floats, const py::list& within, const py::list& masks,
+                            const py::list& varying) {
+  return make_function(std::make_unique<BatchCheck>(batch, floats, within, masks, varying));
 }
 
 }  // namespace nanscan

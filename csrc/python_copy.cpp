@@ -3,7 +3,9 @@
 #include <cstring>
 #include <stdexcept>
 #include <string_view>
+#include <vector>
 
+#include "cpu_copy.h"
 #include "layout.h"
 #include "python_tensors.h"
 
@@ -11,8 +13,6 @@ namespace py = pybind11;
 
 namespace nanscan {
 namespace {
-
-const char* data_of(const dlpack::Tensor& view) { return static_cast<const char*>(view.data) + view.byte_offset; }
 
 bool find_words(const dlpack::DataType& type, Words* words) {
   DType dtype;
@@ -46,8 +46,13 @@ bool row_major_on_host(const dlpack::Tensor& view) {
          reinterpret_cast<uintptr_t>(data_of(view)) >= lowest_allocation();
 }
 
-}  // namespace
+bool copy_without_gil(const std::vector<CopyJob>& jobs) {
+  ReleaseGil release;
+  return copy_finite(jobs);
+}
 
+// Notes the copy of `source` into `target`, both row-major in the host's memory, of equal type and shape and apart.
+// False: one of them is not, and the framework has to copy it.
 bool add_copy(py::handle source, py::handle target, std::vector<CopyJob>* jobs) {
   dlpack::Tensor from, to;
   CopyJob job;
@@ -64,6 +69,18 @@ bool add_copy(py::handle source, py::handle target, std::vector<CopyJob>* jobs) 
   const bool apart = job.from + job.bytes <= job.to || job.to + job.bytes <= job.from;
   if (apart) jobs->push_back(job);
   return apart;
+}
+
+}  // namespace
+
+py::tuple copy_tensors(const py::list& sources, const py::list& targets) {
+  if (sources.size() != targets.size()) throw std::invalid_argument("as many targets as sources are needed");
+  std::vector<CopyJob> jobs;
+  py::list left;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (!add_copy(sources[i], targets[i], &jobs)) left.append(py::int_(i));
+  }
+  return tuple_of({py::bool_(copy_without_gil(jobs)), left});
 }
 
 py::object plan_copies(const py::list& sources, const py::list& targets) {
@@ -88,12 +105,7 @@ py::object copy_planned(const py::bytes& plan, const py::bytes& addresses) {
     jobs[i].from = reinterpret_cast<const char*>(address);
     if (jobs[i].bytes != 0 && static_cast<uintptr_t>(address) < lowest_allocation()) return py::none();
   }
-  bool finite;
-  {
-    py::gil_scoped_release release;
-    finite = copy_finite(jobs);
-  }
-  return py::bool_(finite);
+  return py::bool_(copy_without_gil(jobs));
 }
 
 }  // namespace nanscan

@@ -1,17 +1,13 @@
 // Copies between tensors of a Python framework, as flat memory.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
-#include <vector>
-
-#include "cpu_copy.h"
+#include "python_objects.h"
 
 namespace nanscan {
 
-// Notes the copy of `source` into `target`, both row-major in the host's memory, of equal type and shape and apart.
-// False: one of them is not, and the framework has to copy it.
-bool add_copy(pybind11::handle source, pybind11::handle target, std::vector<CopyJob>* jobs);
+// Copies each source into its target. Returns whether all that was copied is finite, and the indices of the pairs that
+// were left to the framework: not row-major in the host's memory, unlike in type or shape, or one over the other.
+pybind11::tuple copy_tensors(const pybind11::list& sources, const pybind11::list& targets);
 
 // The copies of `sources` into `targets` as bytes for `copy_planned`; None if the framework has to make one of them.
 pybind11::object plan_copies(const pybind11::list& sources, const pybind11::list& targets);

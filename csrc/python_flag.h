@@ -1,9 +1,9 @@
 // Asks a framework's tensors a yes-or-no question of their own, such as is_neg().
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <string>
+
+#include "python_objects.h"
 
 namespace nanscan {
 

@@ -40,7 +40,7 @@ py::object layouts_of(const py::list& tensors) {
     append(&layouts, view.shape, static_cast<size_t>(view.ndim));
     append(&layouts, view.strides, view.strides == nullptr ? 0 : static_cast<size_t>(view.ndim));
   }
-  return py::make_tuple(py::bytes(addresses), py::bytes(layouts), any_lazy);
+  return tuple_of({py::bytes(addresses), py::bytes(layouts), py::bool_(any_lazy)});
 }
 
 }  // namespace nanscan

@@ -1,7 +1,7 @@
 // Where the tensors of a list lie and how, in one piece of bytes each, so that two lists are compared at once.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include "python_objects.h"
 
 namespace nanscan {
 

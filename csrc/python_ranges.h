@@ -1,14 +1,22 @@
-// The ranges of tensors as Python asks for them: of one tensor, and of all that a watched model makes in a step.
+// The ranges of tensors as Python asks for them, and those of a step as it reads them.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include "python_objects.h"
+#include "range_entries.h"
 
 namespace nanscan {
 
 // (numel, low, high, norm, zeros, tiny, NaN, Inf, +Inf) of one tensor on the host, or None: another engine must.
 pybind11::object ranges_of(pybind11::handle tensor);
 
-// Adds RangeEntries and RangeMeter to the module.
-void define_range_meter(pybind11::module_& m);
+// The same as numbers. False: not on the host, of another dtype, or not served by a table.
+bool read_ranges_of(pybind11::handle tensor, RangeReading* out);
+
+// [(row, numbers, dtype's name, whether it was not judged yet)] of each; then there are none.
+pybind11::list take_items(RangeEntries& entries);
+
+// ([row], [rms]) of what was not judged yet, which then is; None: a row has several tensors, or leaves its bound.
+// `bounds`: the largest ordinary magnitude by dtype's name.
+pybind11::object judge_items(RangeEntries& entries, const pybind11::dict& bounds);
 
 }  // namespace nanscan

@@ -48,7 +48,7 @@ class Rebuild {
     if (type == &PyList_Type) return list(value);
     if (type == &PyTuple_Type) return py::tuple(list(value));
     if (type == &PyODict_Type) return ordered(value);
-    return copy_other_(value);
+    return call(copy_other_, {borrowed(value)});
   }
 
   py::list sources;
@@ -74,8 +74,9 @@ class Rebuild {
   }
 
   py::object ordered(py::handle value) {
-    py::object made = py::module_::import("copy").attr("copy")(value);  // with its attributes
-    for (py::handle pair : py::list(value.attr("items")())) {
+    const py::object copies = owned(PyImport_ImportModule("copy"));
+    py::object made = call(copies.attr("copy"), {borrowed(value)});  // with its attributes
+    for (py::handle pair : py::list(call(value.attr("items"), {}))) {
       const py::tuple item = py::reinterpret_borrow<py::tuple>(pair);
       made[item[0]] = copy(item[1]);
     }
@@ -111,7 +112,7 @@ py::tuple rebuild(py::handle value, const py::list& targets, const py::tuple& te
                   const py::object& copy_other) {
   Rebuild work(targets, tensors, scalars, copy_other);
   py::object result = work.copy(value);
-  return py::make_tuple(result, work.sources);
+  return tuple_of({result, work.sources});
 }
 
 }  // namespace nanscan

@@ -1,7 +1,7 @@
 // Nested state with other tensors in place of its own: the containers are new, the tensors are given.
 #pragma once
 
-#include <pybind11/pybind11.h>
+#include "python_objects.h"
 
 namespace nanscan {
 

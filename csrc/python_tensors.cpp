@@ -32,8 +32,6 @@ uint64_t mix(uint64_t key) {
   return key ^ (key >> 29);
 }
 
-const char* data_of(const dlpack::Tensor& view) { return static_cast<const char*>(view.data) + view.byte_offset; }
-
 bool same_tensor(PyObject* owner, const dlpack::Tensor& view) {
   dlpack::Tensor other;
   if (!read_view(owner, &other) || data_of(other) != data_of(view) || other.ndim != view.ndim) return false;
@@ -147,7 +145,7 @@ void Gathered::add_resolved(PyObject* tensor) {
     return;
   }
   resolved.push_back(position_);
-  py::object plain = resolve_(position_, py::handle(tensor));
+  py::object plain = call(resolve_, {py::int_(position_), borrowed(tensor)});
   dlpack::Tensor view;
   DType dtype;
   if (!read_view(plain.ptr(), &view)) throw Unserved("this layout or device");

@@ -1,8 +1,6 @@
 // Reads tensors of a Python framework through its DLPack table: which memory, which type, which layout.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
 #include <stdexcept>
 #include <string>
@@ -12,6 +10,7 @@
 
 #include "dlpack_abi.h"
 #include "layout.h"
+#include "python_objects.h"
 #include "python_types.h"
 #include "scan_cpu.h"
 

@@ -1,13 +1,12 @@
 // The exact Python types whose tensors the engine may read, each with its framework's DLPack table.
 #pragma once
 
-#include <pybind11/pybind11.h>
-
 #include <cstdint>
 #include <string>
 
 #include "dlpack_abi.h"
 #include "dtype.h"
+#include "python_objects.h"
 
 namespace nanscan {
 
@@ -32,6 +31,11 @@ void register_tensor_type(pybind11::type type, pybind11::object strided, const s
 
 // Reads a tensor through its table. False: not served (no Python error is left set).
 bool read_view(PyObject* object, dlpack::Tensor* view);
+
+// The first element.
+inline const char* data_of(const dlpack::Tensor& view) {
+  return static_cast<const char*>(view.data) + view.byte_offset;
+}
 
 // False: not an element type of this engine.
 bool find_dtype(const dlpack::DataType& type, DType* out);

@@ -38,7 +38,7 @@ class NativeEngine:
         for kind in _TENSORS:
             module.register_tensor_type(kind, torch.strided)
         self.measure_ranges: MeasureRanges = module.measure_ranges
-        self.batch_check: MakeBatchCheck | None = lambda *form, **asked: module.BatchCheck(*form, **asked).all_well
+        self.batch_check: MakeBatchCheck | None = module.batch_check
 
     def range_meter(self, take_other: TakeOther) -> RangeMeter | None:
         """See `nanscan.engine.range_meter`."""

@@ -1,0 +1,12 @@
+// The files behind the Python face as one unit: the headers that they share take longer to compile than they do.
+#include "cuda_bridge.cpp"
+#include "python_batch.cpp"
+#include "python_copy.cpp"
+#include "python_layouts.cpp"
+#include "python_ranges.cpp"
+#include "python_rebuild.cpp"
+#include "python_scan.cpp"
+#include "python_tensors.cpp"
+#include "python_types.cpp"
+#include "range_meter.cpp"
+#include "scan_result.cpp"
