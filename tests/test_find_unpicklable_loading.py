@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import copy
+import io
 import pickle
 import subprocess
 import sys
@@ -223,3 +224,58 @@ def _printed(arguments: list[str]) -> list[str]:
     done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
+
+
+class _Net(torch.nn.Module):
+    def __init__(self, width: int = 3) -> None:
+        super().__init__()
+        self.width = width
+        self.layers = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.LayerNorm(width))
+
+
+class BuiltAnew(_Net):
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["width"])  # type: ignore[misc]
+
+
+class BuiltAndFilled(_Net):
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["width"])  # type: ignore[misc]
+        self.layers.load_state_dict(state["_modules"]["layers"].state_dict())
+
+
+class OutOfBytes(_Net):
+    def __getstate__(self) -> dict[str, Any]:
+        saved = io.BytesIO()
+        torch.save(self.state_dict(), saved)
+        return {"width": self.width, "weights": saved.getvalue()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["width"])  # type: ignore[misc]
+        self.load_state_dict(torch.load(io.BytesIO(state["weights"])))
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.net = _Net()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.net = _Net()
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (BuiltAnew(), "makes 2 of 4 parameters anew (layers.0.weight, layers.0.bias)"),
+        (BuiltAndFilled(), None),
+        (OutOfBytes(), None),
+        (Trainer(), "makes 2 of 4 parameters anew (net.layers.0.weight, net.layers.0.bias)"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_weights_that_setstate_makes_anew_are_a_loss(value: Any, words: str | None) -> None:
+    problems = find_unpicklable({"model": value})
+    assert [(problem.path, problem.severity) for problem in problems] == ([('state["model"]', "loss")] if words else [])
+    assert words is None or (words in problems[0].reason and "load_state_dict" in problems[0].fix)
+    net, saved = (getattr(it, "net", it).layers[0] for it in (value, pickle.loads(pickle.dumps(value))))
+    assert torch.equal(net.weight, saved.weight) is (words is None)

@@ -58,7 +58,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def attempt(data: bytes) -> dict[str, Any]:
-    """Unpickle; what went wrong, as plain data: the `missing` names, and what was `raised`.
+    """Unpickle; what went wrong, as plain data: the `missing` names, what was `raised`, the parameters that are `new`.
 
     >>> attempt(pickle.dumps(1.5)), attempt(b"c__main__\\nNot.There\\n.")["missing"][0]["name"]
     ({}, 'Not.There')
@@ -66,13 +66,40 @@ def attempt(data: bytes) -> dict[str, Any]:
     unpickler = _Unpickler(data)
     result: dict[str, Any] = {}
     try:
-        unpickler.load()
+        new, of = _new_parameters(unpickler.load(), data)
+        if new:
+            result["new"] = {"names": new, "of": of}
     except BaseException as error:  # noqa: B036  sys.exit() in a __setstate__ is a finding like any other
         if not isinstance(error, MemoryError) and not any(words in _text(error) for words in _OUT_OF_MEMORY):
             result["raised"] = _described(error)
     if unpickler.missing:
         result = {"missing": unpickler.missing}  # what fails after a stand-in came in proves nothing
     return result
+
+
+def _new_parameters(loaded: Any, data: bytes) -> tuple[list[str], int]:
+    """Names of a module's parameters that did not come out of the pickle, and how many it has.
+
+    The tensors that come out of it are zeros, so a number in a parameter was made while loading: anew if it is another
+    one when it is loaded again, else out of bytes that were saved. The module may be an attribute of what was loaded.
+    """
+    named = _parameters_of(loaded)
+    numbers = {name: p for name, p in named.items() if p.device.type == "cpu" and bool((p != 0).any())}
+    again = _parameters_of(_Unpickler(data).load()) if numbers else {}
+    return [name for name, p in numbers.items() if name in again and _differ(p, again[name])], len(named)
+
+
+def _differ(a: Any, b: Any) -> bool:
+    return a.shape != b.shape or not bool(((a == b) | ((a != a) & (b != b))).all())  # NaN is like NaN
+
+
+def _parameters_of(loaded: Any) -> dict[str, Any]:
+    torch: Any = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    held = {"": loaded} if isinstance(loaded, torch.nn.Module) else dict(getattr(loaded, "__dict__", {}))
+    modules = [(path, module) for path, module in held.items() if isinstance(module, torch.nn.Module)]
+    return {f"{path}.{name}".lstrip("."): p for path, module in modules for name, p in module.named_parameters()}
 
 
 def _stand_in(name: str) -> type:

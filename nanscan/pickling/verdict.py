@@ -41,7 +41,16 @@ def judge(
         return list(dict.fromkeys(verdict for verdict in found if verdict is not None))
     if "raised" in result and not (for_process and _of_multiprocessing(result["raised"])):
         return [(*_raised(result["raised"]), "error")]
-    return []
+    return [(*_renewed(**result["new"]), "loss")] if "new" in result else []
+
+
+def _renewed(names: list[str], of: int) -> tuple[str, str]:
+    shown = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
+    return (
+        f"loading it makes {len(names)} of {of} parameters anew ({shown}): what was saved of them is lost",
+        "let __setstate__ put back the state that it is given (self.__dict__.update(state)) instead of calling "
+        "__init__, or load_state_dict it afterwards; nanscan.TransientState drops and rebuilds named attributes alone",
+    )
 
 
 def _died(result: dict[str, Any], time_limit: float) -> Verdict:
