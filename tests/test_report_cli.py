@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from nanscan.cli import main
 from nanscan.reporting.follow import Batch, Tail
@@ -41,6 +42,13 @@ def test_a_file_without_a_line_of_a_log_is_misuse(
     file.write_bytes(content)
     assert main(["report", str(file)]) == 2
     assert "is no log of steps" in capsys.readouterr().err and not file.with_suffix(".html").exists()
+
+
+def test_a_checkpoint_is_told_the_command_that_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "last.pt"
+    torch.save({"weight": torch.ones(3)}, file)
+    assert main(["report", str(file)]) == 2
+    assert f"for a checkpoint: nanscan scan {file}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("content", [b"", b'{"step": 0, "no'])

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import webbrowser
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_js
     with working(f"reading {log.name}"):
         found = read_log(log)
     if found.foreign:
+        name = printable(str(log))
+        checkpoint = f"; for a checkpoint: nanscan scan {name}" if zipfile.is_zipfile(log) else ""
         raise click.ClickException(
-            f"'{printable(str(log))}' is no log of steps: not one line of it is. Give the file that nanscan.wrap(..., "
-            "log=...) was given"
+            f"'{name}' is no log of steps: not one line of it is. Give the file that nanscan.wrap(..., log=...) was "
+            f"given{checkpoint}"
         )
     page = output or (None if as_json and not open_page else log.with_suffix(".html"))
     to_stdout = page is not None and _is_stdout(page)

@@ -81,7 +81,8 @@ ROWS = (
         "bad input",
         names("input"),
         "the batch brings a NaN or Inf with it; a mask does not take it away, since 0 * NaN is NaN",
-        "nanscan.check_batch names the sample and the field; look at the data and its preprocessing (0/0 of constants)",
+        "nanscan.check_batch names the sample and the field; look at the data and its preprocessing (0/0 of constants, "
+        "log of 0)",
         _input,
     ),
     Row(
