@@ -55,11 +55,10 @@ def no_subprocess(monkeypatch: pytest.MonkeyPatch) -> None:
     ("value", "words", "fix"),
     [
         (Proxy([1]), "recursion in __getattr__ while restoring", "raise AttributeError"),
-        (AnswersAnything(), "answers NoneType for '__setstate__'", "raise AttributeError"),
         (StateNumber(), "returns int, which can't be loaded", "__setstate__"),
         (types.MethodType(lambda self: 1, Methods()), "saved as attribute '<lambda>'", "bind the function"),
     ],
-    ids=["delegating", "answering", "state", "method"],
+    ids=["delegating", "state", "method"],
 )
 @pytest.mark.usefixtures("no_subprocess")
 def test_what_can_be_told_here_is_told_without_a_subprocess(value: Any, words: str, fix: str) -> None:
@@ -67,6 +66,16 @@ def test_what_can_be_told_here_is_told_without_a_subprocess(value: Any, words: s
     (problem,) = find_unpicklable({"x": value}, name="state", check_loading=False)
     assert problem.path == 'state["x"]' and problem.severity == "error"
     assert words in problem.reason and fix in problem.fix
+
+
+@pytest.mark.usefixtures("no_subprocess")
+def test_a_getattr_that_answers_for_the_hooks_of_pickle_is_told_with_the_hook() -> None:
+    hook = "__setstate__" if sys.version_info >= (3, 11) else "__getstate__"  # every object has the latter since 3.11
+    with pytest.raises(TypeError, match="not callable"):
+        pickle.loads(pickle.dumps(AnswersAnything()))
+    (problem,) = find_unpicklable({"x": AnswersAnything()}, name="state", check_loading=False)
+    assert problem.path == 'state["x"]' and problem.severity == "error"
+    assert f"answers NoneType for '{hook}'" in problem.reason and "raise AttributeError" in problem.fix
 
 
 class AttributeDict(dict[str, Any]):
@@ -92,7 +101,6 @@ class Around:
 @pytest.mark.parametrize(
     ("value", "words"),
     [
-        (AttributeDict(lr=0.1), "copy.deepcopy fails: its __getattr__ raises KeyError"),
         (MakesEntries(list, a=1), "copy.deepcopy fails"),
         (Around(torch.ones(2)), "copy.deepcopy copies the Tensor inside alone"),
         (Around([1]), None),
@@ -110,6 +118,21 @@ def test_a_getattr_that_answers_for_deepcopy_is_a_loss(value: Any, words: str | 
     except (KeyError, TypeError):
         assert words is not None
     assert find_unpicklable(value, for_process=True, check_loading=False) == []
+
+
+def test_an_attribute_dict_is_a_loss_and_an_error_where_pickle_asks_it_too() -> None:
+    config = AttributeDict(lr=0.1)
+    (problem,) = find_unpicklable({"config": config}, check_loading=False)
+    sent = find_unpicklable({"config": config}, for_process=True, check_loading=False)
+    if sys.version_info >= (3, 11):
+        assert type(pickle.loads(pickle.dumps(config))) is AttributeDict and sent == []
+        assert problem.severity == "loss" and "copy.deepcopy fails: its __getattr__ raises KeyError" in problem.reason
+    else:  # object has no __getstate__: pickle asks __getattr__ for it
+        with pytest.raises(KeyError, match="__getstate__"):
+            pickle.dumps(config)
+        assert problem.severity == "error" and len(sent) == 1
+        assert "saving it fails: its __getattr__ raises KeyError ('__getstate__')" in problem.reason
+    assert problem.path == 'state["config"]' and "raise AttributeError" in problem.fix
 
 
 def test_the_class_of_a_delegating_proxy_is_named() -> None:

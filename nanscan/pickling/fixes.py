@@ -11,6 +11,7 @@ from nanscan.pickling.kinds import COMPILED, kind_of
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.places import Place
 from nanscan.pickling.plain_forms import plain_form
+from nanscan.pickling.restore import refuses_to_be_saved
 from nanscan.pickling.safe_globals import allowed_objects
 
 __all__ = ["BARE_STORAGE", "MEMMAP", "RENAME", "plain_refusal", "raised", "refined", "refused_type", "said"]
@@ -64,6 +65,9 @@ def raised(value: Any, error: BaseException) -> tuple[str, str]:
         )
     if _is_model(value):
         return f"saving it raises {said(error)}", "save its state_dict()"
+    asked = refuses_to_be_saved(value)
+    if asked is not None:
+        return asked
     return f"saving it raises {said(error)}", (
         "mend its __getstate__, __reduce__ or __reduce_ex__, or drop the object from what is saved"
     )

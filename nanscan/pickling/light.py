@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import sys
 import warnings
 from collections.abc import Iterator
 from multiprocessing import context as process_context
 from multiprocessing.reduction import ForkingPickler
+from multiprocessing.synchronize import SemLock
 from typing import Any
 
 import numpy as np
@@ -31,13 +33,23 @@ class _Nowhere:
 class _LightPickler(pickle.Pickler):
     """Leaves out what is big and known to pickle."""
 
-    def __init__(self, table: Any, skipped: frozenset[int]) -> None:
+    def __init__(self, for_process: bool, skipped: frozenset[int]) -> None:
         super().__init__(_Nowhere(), PROTOCOL)
-        self.dispatch_table = table
+        self.dispatch_table = dispatch_table(for_process)
+        self._for_process = for_process
         self._skipped = skipped
 
     def persistent_id(self, value: Any) -> str | None:
-        return "data" if bulky(value) or id(value) in self._skipped else None
+        if bulky(value) or id(value) in self._skipped:
+            return "data"
+        if self._for_process and _only_forks(value):
+            raise RuntimeError("a semaphore made in a fork context has no name that a spawned process could open")
+        return None
+
+
+def _only_forks(value: Any) -> bool:
+    """Whether `value` is a lock that crashes a spawned process, to which Python 3.10 sends it all the same."""
+    return sys.platform != "win32" and issubclass(type(value), SemLock) and value._semlock.name is None
 
 
 def bulky(value: Any) -> bool:
@@ -59,7 +71,7 @@ def failure(value: Any, for_process: bool = False, skipped: frozenset[int] = fro
     """What pickling `value` raises, leaving out the data of tensors and the ids `skipped`; None if it passes."""
     try:
         with quiet():
-            _LightPickler(dispatch_table(for_process), skipped).dump(value)
+            _LightPickler(for_process, skipped).dump(value)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: B036  a reducer that calls sys.exit() is a finding too

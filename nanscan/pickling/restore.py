@@ -12,7 +12,7 @@ from torch import nn
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Saved, contents, has, own_attributes
 from nanscan.pickling.trust import own_hook, trusted
 
-__all__ = ["holds_itself_as_key", "refuses_to_copy", "refuses_to_load", "unsettled"]
+__all__ = ["holds_itself_as_key", "refuses_to_be_saved", "refuses_to_copy", "refuses_to_load", "unsettled"]
 
 _NO_STATE = object()
 _NEEDS_GROUP = (
@@ -69,6 +69,26 @@ def _delegates_forever(value: Any, whole: Saved) -> tuple[str, str] | None:
             return None
         said = f"__getattr__ answers {type(answer).__name__} for '__setstate__', which loading then calls"
     return f"{kind.__name__} pickles but does not load (nor deepcopy): {said}", _GUARD
+
+
+def refuses_to_be_saved(value: Any) -> tuple[str, str] | None:
+    """(reason, fix) if pickle asks `__getattr__` for `__getstate__`, as in Python 3.10, and is given a wrong answer."""
+    kind: Any = type(value)
+    if (
+        hasattr(kind, "__getstate__")
+        or not own_hook(kind, "__getattr__")
+        or own_hook(kind, "__reduce_ex__", "__reduce__")
+    ):
+        return None  # from Python 3.11 on every object has one
+    try:
+        answer = getattr(value, "__getstate__", _NO_STATE)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # noqa: B036
+        return f"saving it fails: its __getattr__ raises {type(error).__name__} ({error}) for '__getstate__'", _GUARD
+    if answer is _NO_STATE or callable(answer):
+        return None
+    return f"saving it fails: its __getattr__ answers {type(answer).__name__} for '__getstate__'", _GUARD
 
 
 def refuses_to_copy(value: Any) -> tuple[str, str] | None:
