@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import sys
 import threading
 import types
 from collections.abc import Callable, Mapping
@@ -70,6 +71,8 @@ class TransientState:
     def __new__(cls, *arguments: Any, **keywords: Any) -> Any:
         if cls is TransientState:
             return _decorator(arguments, keywords)
+        if sys.version_info < (3, 11):
+            _install(cls, None)  # there dataclass(frozen=True, slots=True) puts its own __setstate__ over the hook
         make = super().__new__
         if make is not object.__new__:
             return make(cls, *arguments, **keywords)
