@@ -24,6 +24,17 @@ constexpr Format<int16_t> kBFloat16Bits = {0x3880, 0x7f80};
 constexpr Format<int32_t> kFloat32Bits = {0x38800000, 0x7f800000};
 constexpr Format<int64_t> kFloat64Bits = {0x3f10000000000000, 0x7ff0000000000000};
 
+// An activation was just written, half of it by other cores, whose caches answer slowly: what lies far ahead is called
+// for as well, into the second-level cache.
+constexpr uintptr_t kFarAhead = 8192;
+
+template <int Bytes>
+NANSCAN_INLINE void prefetch_far_ahead(const void* here) {
+  const uintptr_t from = reinterpret_cast<uintptr_t>(here) + kFarAhead;
+  for (uintptr_t line = 0; line < Bytes; line += kCacheLine)
+    __builtin_prefetch(reinterpret_cast<void*>(from + line), 0, 1);
+}
+
 // As for_each_block, for step(p, q): q is p, but for the rest, which is padded with zeros at p (they add nothing to a
 // sum) and with its own first element at q (it changes no extreme). Returns how many zeros were added.
 template <typename T, int Block, typename Step>
@@ -31,6 +42,7 @@ NANSCAN_INLINE int64_t for_each_padded_block(const T* x, int64_t count, Step ste
   int64_t i = 0;
   for (; i + Block <= count; i += Block) {
     prefetch_ahead<Block * sizeof(T)>(x + i);
+    prefetch_far_ahead<Block * sizeof(T)>(x + i);
     step(x + i, x + i);
   }
   if (i == count) return 0;
@@ -63,6 +75,13 @@ struct Counts {
       infs = add_where(infs, magnitude == format.infinity);
       positive = add_where(positive, bits == format.infinity);
     }
+  }
+
+  // The same of finite float32, told by `square`, which is there anyway; where it rounds, it stays on its side.
+  template <typename V>
+  NANSCAN_INLINE void add_by_square(V value, V square) {
+    zeros = add_where(zeros, value == 0.0f);
+    small = add_where(small, square < 0x1p-28f);
   }
 
   // One more in the lanes where `mask` holds. Where masks are registers of their own, an addition can take one.
@@ -145,6 +164,7 @@ NANSCAN_INLINE double total_of(Vector<double, W> (&sums)[kRangeSums * 8 / W]) {
 template <int W, bool Careful, typename T, typename Int, typename Widen, typename Convert>
 NANSCAN_INLINE Ranges ranges_of_floats(const T* x, int64_t count, Format<Int> format, Widen widen, Convert convert) {
   constexpr int kBlock = 128 / sizeof(T), kBlocks = 16;
+  constexpr bool kBySquare = sizeof(T) == 4 && !Careful;
   constexpr int kFloats = W / 4, kDoubles = W / 8, kWords = W / sizeof(T), kSums = kRangeSums / kDoubles;
   using F32 = Vector<float, W>;
   using Edges = Extremes<W, float, int32_t, Careful>;
@@ -165,7 +185,9 @@ NANSCAN_INLINE Ranges ranges_of_floats(const T* x, int64_t count, Format<Int> fo
     F32 part[kBlock / kFloats] = {};
     padding +=
         for_each_padded_block<T, kBlock>(x + begin, here, [&](const T* p, const T* q) __attribute__((always_inline)) {
-          for (int k = 0; k < kBlock / kWords; ++k) counts.add(load<Vector<Int, W>>(p + k * kWords), format);
+          for (int k = 0; k < kBlock / kWords && !kBySquare; ++k) {
+            counts.add(load<Vector<Int, W>>(p + k * kWords), format);
+          }
           for (int k = 0; k < kBlock / kFloats; ++k) {
             const F32 v = convert(p, k);
             extremes.add(k, p == q ? v : convert(q, k), kFloat32Bits.infinity);
@@ -175,6 +197,7 @@ NANSCAN_INLINE Ranges ranges_of_floats(const T* x, int64_t count, Format<Int> fo
               F32 square = v * v;
               if constexpr (sizeof(T) == 4) NANSCAN_NO_FUSE(square);  // those of 16-bit numbers are exact
               part[k] += square;
+              if constexpr (kBySquare) counts.add_by_square(v, square);
             }
           }
           if constexpr (Careful) empty(part);

@@ -1,6 +1,7 @@
 // The range of a whole CPU tensor: its chunks, on one thread or several, folded in order.
 #include <algorithm>
 #include <atomic>
+#include <thread>
 #include <vector>
 
 #include "cpu_kernels.h"
@@ -11,6 +12,9 @@
 
 namespace nanscan {
 namespace {
+
+// From here on several threads read: other cores wrote a part of a fresh tensor, which they read faster than this one.
+constexpr int64_t kParallelRangeBytes = 256 * 1024;
 
 struct Chunked {
   DType dtype;
@@ -41,22 +45,28 @@ void add(Ranges& total, const Ranges& part) {
   total.positive_infs += part.positive_infs;
 }
 
-// Several threads take chunks from one counter; each chunk's answer has its own place.
+// Several threads take chunks, the calling one from the front and the others from the back, as a framework's threads
+// divide a tensor among them: each finds more of it in its own cache. Each chunk's answer has its own place.
 struct ParallelRanges {
   const Chunked& tensor;
   std::vector<Ranges>& answers;
-  std::atomic<int64_t> next{0};
+  const std::thread::id caller = std::this_thread::get_id();
+  std::atomic<int64_t> taken{0}, from_back{0};
 
   void work() {
     DenormalGuard denormals;
+    const bool is_caller = std::this_thread::get_id() == caller;
     const auto chunks = static_cast<int64_t>(answers.size());
-    for (int64_t chunk; (chunk = next.fetch_add(1)) < chunks;) answers[chunk] = tensor.read(chunk);
+    for (int64_t from_front = 0; taken.fetch_add(1) < chunks;) {
+      const int64_t chunk = is_caller ? from_front++ : chunks - 1 - from_back.fetch_add(1);
+      answers[chunk] = tensor.read(chunk);
+    }
   }
 };
 
 Ranges read_on_threads(const Chunked& tensor, int threads) {
   std::vector<Ranges> answers(static_cast<size_t>(tensor.chunks()));
-  ParallelRanges read{tensor, answers, {}};
+  ParallelRanges read{tensor, answers};
   run_on_threads(threads, [](void* self) { static_cast<ParallelRanges*>(self)->work(); }, &read);
   Ranges total;
   for (const Ranges& part : answers) add(total, part);
@@ -75,7 +85,8 @@ Ranges measure_ranges(DType dtype, const char* data, int64_t numel, const Layout
   DenormalGuard denormals;
   const Chunked tensor{dtype, data, numel, layout};
   const int64_t bytes = numel * element_bytes(dtype);
-  const int threads = bytes < kParallelBytes ? 1 : static_cast<int>(std::min<int64_t>(max_threads(), tensor.chunks()));
+  const int threads =
+      bytes < kParallelRangeBytes ? 1 : static_cast<int>(std::min<int64_t>(max_threads(), tensor.chunks()));
   Ranges total;
   if (threads > 1) {
     total = read_on_threads(tensor, threads);

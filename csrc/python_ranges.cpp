@@ -32,9 +32,11 @@ py::tuple numbers_of(const RangeReading& reading) {
 
 }  // namespace
 
-bool read_ranges_of(py::handle tensor, RangeReading* out) {
-  dlpack::Tensor view;
-  if (!host_tensor(tensor, &view, &out->dtype, &out->numel) || !can_measure_ranges(out->dtype)) return false;
+bool find_tensor(py::handle tensor, dlpack::Tensor* view, RangeReading* out) {
+  return host_tensor(tensor, view, &out->dtype, &out->numel) && can_measure_ranges(out->dtype);
+}
+
+void read_found(py::handle tensor, const dlpack::Tensor& view, RangeReading* out) {
   Layout layout;
   const bool row_major = is_row_major(view.ndim, view.shape, view.strides);
   if (!row_major) layout = make_layout(view.ndim, view.shape, view.strides);
@@ -48,6 +50,12 @@ bool read_ranges_of(py::handle tensor, RangeReading* out) {
     ReleaseGil release;
     out->ranges = read();
   }
+}
+
+bool read_ranges_of(py::handle tensor, RangeReading* out) {
+  dlpack::Tensor view;
+  if (!find_tensor(tensor, &view, out)) return false;
+  read_found(tensor, view, out);
   return true;
 }
 

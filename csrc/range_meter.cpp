@@ -18,10 +18,7 @@ py::object quietly(PyObject* result) {
 }
 
 struct Names {
-  PyObject* version = PyUnicode_InternFromString("_version");
-  PyObject* is_neg = PyUnicode_InternFromString("is_neg");
-  PyObject* requires_grad = PyUnicode_InternFromString("requires_grad");
-  PyObject* grad_fn = PyUnicode_InternFromString("grad_fn");
+  PyObject* touched = PyUnicode_InternFromString("touched");
   PyObject* hooks = PyUnicode_InternFromString("_backward_hooks");
   PyObject* hang = PyUnicode_InternFromString("_register_hook_dict");
   PyObject* register_hook = PyUnicode_InternFromString("register_hook");
@@ -31,10 +28,15 @@ const Names& names() {
   return found;
 }
 
-bool is_true(PyObject* tensor, PyObject* name) { return quietly(PyObject_GetAttr(tensor, name)).ptr() == Py_True; }
-
 bool is_same(const py::object& reference, py::handle tensor) {
   return quietly(PyObject_CallNoArgs(reference.ptr())).ptr() == tensor.ptr();
+}
+
+// Adds to a step, and marks its record where there was nothing to judge.
+void add_to(RangeEntries& entries, const py::object& record, int32_t row, const RangeReading& reading) {
+  const bool idle = entries.judged == entries.items.size();
+  if (idle && PyObject_SetAttr(record.ptr(), names().touched, Py_True) != 0) throw py::error_already_set();
+  entries.add(row, reading);
 }
 
 struct ModuleHook {
@@ -44,6 +46,8 @@ struct ModuleHook {
 
   PyObject* operator()(PyObject* output) const { return PyBool_FromLong(meter->take(row, output)); }
 };
+
+}  // namespace
 
 struct GradientHook {
   static constexpr const char* kName = "take_gradient";
@@ -58,10 +62,32 @@ struct GradientHook {
   }
 };
 
-}  // namespace
+Question::Question(const py::object& type, const char* name) : type_(type), name_(py::str(name)) {
+  descriptor_ = type.attr(name);
+  PyObject* found = descriptor_.ptr();
+  is_method_ = Py_IS_TYPE(found, &PyMethodDescr_Type) || PyFunction_Check(found);
+  if (Py_IS_TYPE(found, &PyGetSetDescr_Type)) getter_ = reinterpret_cast<PyGetSetDescrObject*>(found)->d_getset;
+  if (!Py_IS_TYPE(found, &PyMethodDescr_Type)) return;
+  PyMethodDef* method = reinterpret_cast<PyMethodDescrObject*>(found)->d_method;
+  if ((method->ml_flags & METH_NOARGS) != 0) method_ = method;
+}
+
+py::object Question::of(PyObject* tensor) const {
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == type_.ptr()) {
+    if (getter_ != nullptr) return quietly(getter_->get(tensor, getter_->closure));
+    if (method_ != nullptr) return quietly(method_->ml_meth(tensor, nullptr));
+  }
+  py::object answer = quietly(PyObject_GetAttr(tensor, name_.ptr()));  // a subclass may have its own
+  return answer && is_method_ ? quietly(PyObject_CallNoArgs(answer.ptr())) : answer;
+}
 
 RangeMeter::RangeMeter(py::object type, py::object dict_type, py::object grad_enabled, py::object take_other)
     : type_(std::move(type)),
+      version_(type_, "_version"),
+      is_neg_(type_, "is_neg"),
+      requires_grad_(type_, "requires_grad"),
+      grad_fn_(type_, "grad_fn"),
+      hooks_(type_, "_backward_hooks"),
       dict_type_(std::move(dict_type)),
       grad_enabled_(std::move(grad_enabled)),
       take_other_(std::move(take_other)) {}
@@ -83,7 +109,7 @@ void RangeMeter::close() {
 }
 
 bool RangeMeter::is_new(py::handle tensor) {
-  const py::object version = quietly(PyObject_GetAttr(tensor.ptr(), names().version));  // inference tensors have none
+  const py::object version = version_.of(tensor.ptr());  // inference tensors have none
   const int64_t state = version ? PyLong_AsLongLong(version.ptr()) : -1;
   const auto known = seen_.find(tensor.ptr());
   if (known != seen_.end() && known->second.state == state && is_same(known->second.tensor, tensor)) return false;
@@ -97,20 +123,21 @@ bool RangeMeter::take(int32_t row, PyObject* output) {
   if (!entries_ || !is_plain(output) || quietly(PyObject_CallNoArgs(grad_enabled_.ptr())).ptr() != Py_True) {
     return false;
   }
-  const bool differentiable = is_true(output, names().requires_grad);
+  const bool differentiable = requires_grad_.of(output).ptr() == Py_True;
   py::object node;
   if (differentiable) {
-    node = quietly(PyObject_GetAttr(output, names().grad_fn));
+    node = grad_fn_.of(output);
     if (!node || node.is_none()) return false;
   }
   dlpack::Tensor view;
   RangeReading reading;
-  if (!host_tensor(output, &view, &reading.dtype, &reading.numel) || !can_measure_ranges(reading.dtype)) return false;
+  if (!find_tensor(output, &view, &reading)) return false;
   if (reading.numel == 0 || !is_new(output)) return true;
-  auto entries = entries_;
-  if (!read_ranges_of(output, &reading)) return true;
-  entries->add(row, reading);
-  if (differentiable) hang(entries, row + 1, output, node.ptr());
+  const auto entries = entries_;  // another thread may end the step while this one reads
+  const py::object record = record_;
+  read_found(output, view, &reading);
+  add_to(*entries, record, row, reading);
+  if (differentiable) hang({shared_from_this(), entries, record, row + 1}, output, node.ptr());
   return true;
 }
 
@@ -120,22 +147,21 @@ void RangeMeter::take_gradient(RangeEntries& entries, py::handle record, int32_t
   if (!is_plain(grad) || !read_ranges_of(grad, &reading)) {
     call(take_other_, {borrowed(record), py::int_(row), borrowed(grad)});
   } else if (reading.numel != 0) {
-    entries.add(row, reading);
+    add_to(entries, borrowed(record), row, reading);
   }
 }
 
 // A negated view has the sign of its elements elsewhere.
 bool RangeMeter::is_plain(PyObject* object) const {
   if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.ptr()) return false;
-  return quietly(PyObject_CallMethodNoArgs(object, names().is_neg)).ptr() == Py_False;
+  return is_neg_.of(object).ptr() == Py_False;
 }
 
 // As Tensor.register_hook does, without its way through Python. No handle: the hook goes with the graph.
-void RangeMeter::hang(const std::shared_ptr<RangeEntries>& entries, int32_t row, PyObject* tensor, PyObject* node) {
+void RangeMeter::hang(GradientHook to_hang, PyObject* tensor, PyObject* node) const {
   const Names& n = names();
-  const py::object hook =
-      make_function(std::unique_ptr<GradientHook>(new GradientHook{shared_from_this(), entries, record_, row}));
-  py::object hooks = quietly(PyObject_GetAttr(tensor, n.hooks));
+  const py::object hook = make_function(std::make_unique<GradientHook>(std::move(to_hang)));
+  py::object hooks = hooks_.of(tensor);
   if (hooks && hooks.is_none()) {
     hooks = call(dict_type_, {});
     const bool hung =

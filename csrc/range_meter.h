@@ -10,6 +10,23 @@
 
 namespace nanscan {
 
+// What a type of tensors says of one: an attribute, or a method without arguments. Found once, asked without a detour.
+class Question {
+ public:
+  Question(const pybind11::object& type, const char* name);
+
+  // Null: it could not say.
+  pybind11::object of(PyObject* tensor) const;
+
+ private:
+  pybind11::object type_, name_, descriptor_;
+  bool is_method_;
+  PyGetSetDef* getter_ = nullptr;
+  PyMethodDef* method_ = nullptr;
+};
+
+struct GradientHook;
+
 // What the hooks share. A hook answers for plain tensors of the host; all else is left to Python.
 class RangeMeter : public std::enable_shared_from_this<RangeMeter> {
  public:
@@ -40,9 +57,11 @@ class RangeMeter : public std::enable_shared_from_this<RangeMeter> {
   };
 
   bool is_plain(PyObject* object) const;
-  void hang(const std::shared_ptr<RangeEntries>& entries, int32_t row, PyObject* tensor, PyObject* node);
+  void hang(GradientHook hook, PyObject* tensor, PyObject* node) const;
 
-  pybind11::object type_, dict_type_, grad_enabled_, take_other_;
+  pybind11::object type_;
+  Question version_, is_neg_, requires_grad_, grad_fn_, hooks_;
+  pybind11::object dict_type_, grad_enabled_, take_other_;
   pybind11::object record_ = pybind11::none();  // of the step whose forward runs
   std::shared_ptr<RangeEntries> entries_;       // its
   std::unordered_map<PyObject*, Known> seen_;

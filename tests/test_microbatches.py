@@ -416,6 +416,8 @@ def test_copy_of_the_optimizer_in_the_middle_of_a_window_begins_a_new_one():
 
 def test_without_checks_a_step_goes_the_short_way():
     weight, optimizer = weight_of()
+    add(weight)
+    optimizer.step()  # where torch was built for CUDA, the first step finds out that the gradients are on the CPU
     assert optimizer._plain
     add(weight)
     optimizer.check_microbatch()

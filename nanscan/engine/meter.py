@@ -30,7 +30,10 @@ class RangeEntries(Protocol):
 
 
 class RangeMeter(Protocol):
-    """Measures plain tensors of the host, the activation of a module into its row and the gradient into row + 1."""
+    """Measures plain tensors of the host, the activation of a module into its row and the gradient into row + 1.
+
+    `record.touched` becomes True when something fresh is added to entries that had nothing fresh.
+    """
 
     def entries(self) -> RangeEntries: ...  # for a new step
     def begin(self, record: Any, entries: RangeEntries) -> None: ...  # a forward begins; `record` is for `take_other`

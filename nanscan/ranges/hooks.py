@@ -6,8 +6,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from nanscan.ranges.compiled import say_that_nothing_is_seen
 
@@ -24,7 +24,7 @@ class _Hook:
     def __init__(self, recorder: Recorder | None = None, name: str = "") -> None:
         self.recorder = recorder
         self.name = name
-        self.take = bool if recorder is None else recorder.hook(name)  # the engine's: True if it did all
+        self.take = _nothing_to_do if recorder is None else recorder.hook(name)  # the engine's: True if it did all
 
     def __deepcopy__(self, memo: Any) -> _Hook:
         return type(self)(None, self.name)
@@ -37,7 +37,7 @@ class RootStart(_Hook):
     """Forward pre-hook of the watched model: a step begins."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_compiling():
             if self.recorder is not None:
                 say_that_nothing_is_seen()
         elif self.recorder is not None:
@@ -48,7 +48,7 @@ class RootEnd(_Hook):
     """Forward hook of the watched model, also called when it raises; the model's own output comes before the end."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.recorder is not None and not torch.compiler.is_compiling():
+        if self.recorder is not None and not is_compiling():
             if self.name and not self.take(output):
                 self.recorder.take(self.name, output)
             self.recorder.end()
@@ -58,7 +58,7 @@ class ModuleHook(_Hook):
     """Forward hook of each module."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self.recorder is not None and not torch.compiler.is_compiling() and not self.take(output):
+        if not is_compiling() and not self.take(output) and self.recorder is not None:
             self.recorder.take(self.name, output)
 
 
@@ -95,3 +95,7 @@ class GradientHook:
         recorder = self._recorder()
         if recorder is not None:
             recorder.take_gradient(self._record, self._name, grad)
+
+
+def _nothing_to_do(_: Any) -> bool:
+    return True

@@ -6,8 +6,10 @@ import dataclasses
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
+from itertools import repeat
+from operator import gt
 
 import torch
 
@@ -22,6 +24,7 @@ HALF_MAX = 65504.0
 JUMP = 32.0  # times the median: five doublings, where the spread of one layer over healthy steps is within two
 OVER_PEAK = 4.0
 WINDOW, RECENT, ENOUGH = 32, 8, 8
+BATCH = 16  # calm steps that wait to be remembered together
 _ENGINES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)  # what the native engine measures
 _MINIMA = {float(torch.finfo(d).min) for d in _ENGINES}
 
@@ -69,19 +72,80 @@ class RmsHistory:
         if len(window) >= ENOUGH:
             self.calm = OVER_PEAK * self._peak
 
+    def extend(self, step: int, rms: Sequence[float]) -> None:
+        """Remember the rms of several steps, the last of which is `step`; as `add` for each, but quicker."""
+        have = len(self._window)
+        seen = [*self._window, *rms]
+        self._peak = max(self._peak, max(seen[max(0, have - RECENT) : max(0, len(seen) - RECENT)], default=0.0))
+        self._step = step
+        self._window.extend(rms)
+        if len(seen) >= ENOUGH:
+            self.calm = OVER_PEAK * self._peak
+
+
+class CalmSteps:
+    """Steps in which no row came near a jump: what they say waits until several can be remembered together.
+
+    `RmsHistory.calm` only grows once it is finite, so that what lies below an old one lies below the present one too.
+    """
+
+    def __init__(self) -> None:
+        self._rows: list[int] = []
+        self._histories: list[RmsHistory] = []
+        self._calm: list[float] = []
+        self._waiting: list[list[float]] = []
+        self._step = -1  # of the last that waits
+
+    def take(self, step: int, rows: list[int], rms: list[float]) -> bool:
+        """Take a step with the rows that were expected, if all are calm; False: nothing was done."""
+        if rows != self._rows or any(map(gt, rms, self._calm)):
+            return False
+        self._waiting.append(rms)
+        self._step = step
+        if len(self._waiting) >= BATCH:
+            self.remember()
+        return True
+
+    def remember(self) -> None:
+        """Bring the histories up to the present."""
+        if self._waiting:
+            for history, rms in zip(self._histories, zip(*self._waiting, strict=True), strict=True):
+                history.extend(self._step, rms)
+            self._waiting.clear()
+            self._calm = [history.calm for history in self._histories]
+
+    def expect(self, rows: list[int], histories: list[RmsHistory]) -> None:
+        """The rows of the steps to come, in their order, and the history of each."""
+        self._calm = [history.calm for history in histories]
+        self._rows = rows if math.inf not in self._calm else []
+        self._histories = histories
+
 
 class Judge:
     """Names the first row that leaves its range, in the order in which rows were measured."""
 
     def __init__(self) -> None:
         self._history: dict[Key, RmsHistory] = {}
+        self._calm = CalmSteps()
         self._masks: set[Key] = set()
 
     def first_bad(self, record: StepRecord) -> OutOfRange | None:
         """The first bad one of the record's fresh rows. All of them are remembered."""
-        found: OutOfRange | None = None
         ordinary = record.take_ordinary(_BOUNDS)
-        for key, rms, reason in _looked_at(record) if ordinary is None else ordinary:
+        if ordinary is not None and self._calm.take(record.step, *ordinary):
+            return None
+        self._calm.remember()
+        if ordinary is None:
+            return self._look_at(record, _looked_at(record))
+        rows, rms = ordinary
+        keys = [record.keys[row] for row in rows]
+        found = self._look_at(record, zip(keys, rms, repeat(None)))
+        self._calm.expect(rows, [self._history[key] for key in keys])
+        return found
+
+    def _look_at(self, record: StepRecord, rows: Iterable[tuple[Key, float, str | None]]) -> OutOfRange | None:
+        found: OutOfRange | None = None
+        for key, rms, reason in rows:
             history = self._history.get(key)
             if history is None:
                 history = self._history[key] = RmsHistory()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import repeat
 
 import torch
 
@@ -32,8 +31,9 @@ class StepRecord:
 
     def __init__(self, step: int, keys: Sequence[Key] = (), entries: RangeEntries | None = None) -> None:
         self.step = step
+        self.touched = True  # since it was last settled; the engine's hooks set this too
         self.entries = entries
-        self._keys = keys
+        self.keys = keys
         self._stats: dict[Key, Stats] = {}
         self._fresh: list[Key] = []  # that were added to since they were last judged
         self._pending: list[tuple[Key, Pending]] = []
@@ -48,6 +48,7 @@ class StepRecord:
             else:
                 self._take_entries()
                 self._merge(key, found)
+            self.touched = True
 
     def _merge(self, key: Key, stats: Stats, fresh: bool = True) -> None:
         have = self._stats.get(key)
@@ -58,7 +59,7 @@ class StepRecord:
     def _take_entries(self) -> None:
         if self.entries is not None:
             for row, numbers, dtype, fresh in self.entries.take():
-                self._merge(self._keys[row], Stats(*numbers, *limit_of(getattr(torch, dtype))), fresh)
+                self._merge(self.keys[row], Stats(*numbers, *limit_of(getattr(torch, dtype))), fresh)
 
     @property
     def stats(self) -> dict[Key, Stats]:
@@ -71,11 +72,6 @@ class StepRecord:
     def fresh(self) -> bool:
         """Whether something was added since it was last judged."""
         return bool(self._fresh or (self.entries is not None and self.entries.fresh))
-
-    @property
-    def quiet(self) -> bool:
-        """Whether there is nothing to fetch and nothing to judge."""
-        return not (self._pending or self._transfers or self.fresh)
 
     @property
     def under_way(self) -> bool:
@@ -100,19 +96,15 @@ class StepRecord:
                     self._merge(key, stats)
         return not self.under_way
 
-    def take_ordinary(self, bounds: Mapping[str, float]) -> Iterable[tuple[Key, float, None]] | None:
-        """Key and rms of all that is fresh, which then isn't; None, with nothing changed, if that needs a closer look.
+    def take_ordinary(self, bounds: Mapping[str, float]) -> tuple[list[int], list[float]] | None:
+        """Row and rms of all that is fresh, which then isn't; None, with nothing changed, if that needs a closer look.
 
         Args:
             bounds: by dtype, the magnitude up to which a number raises no question.
         """
         if self.entries is None or self._stats:
             return None
-        found = self.entries.judge(bounds)
-        if found is None:
-            return None
-        rows, rms = found
-        return zip(map(self._keys.__getitem__, rows), rms, repeat(None))  # no object for the collector to look at
+        return self.entries.judge(bounds)
 
     def take_fresh(self) -> list[Key]:
         """The keys to judge, which are then no longer fresh."""
@@ -134,6 +126,10 @@ class Ring:
 
     def __iter__(self) -> Iterator[StepRecord]:
         return iter(tuple(self._records))
+
+    def touched(self) -> list[StepRecord]:
+        """Those that something was added to since they were last settled: seldom more than one of them."""
+        return [record for record in self._records if record.touched]
 
     def must_wait(self) -> bool:
         """Whether the next record would push one out whose numbers are still on a device."""

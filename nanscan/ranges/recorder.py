@@ -71,7 +71,8 @@ class Recorder:
         if _in_backward() and not self._without_grad:  # a checkpoint runs again what was measured already
             return
         self._without_grad = False
-        self._forget_tensors(leaves_only=True)
+        if self._handles or self._later:
+            self._forget_tensors(leaves_only=True)
         step, self.steps = self.steps, self.steps + 1
         self._current = None
         if step % self._every:

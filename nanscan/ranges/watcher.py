@@ -204,11 +204,11 @@ class Watch:
 
     def _settle(self, wait: bool) -> None:
         """Judge what is new, in the order of steps; without `wait` as far as the devices have come."""
-        for record in self._ring:
-            if record.quiet and self._last is not None and record.step <= self._last.step:
-                continue
+        for record in self._ring.touched():
+            record.touched = False  # first, so that what is added meanwhile is seen the next time
             record.send()
             if not record.settle(wait):
+                record.touched = True
                 return
             if self._last is not None and record.step > self._last.step and self._first_bad is None:
                 self._judge.accept(self._last)
