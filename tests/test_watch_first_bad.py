@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import nanscan
 from benchmarks.models import gpt_step, resnet_step
+from nanscan.ranges.judge import RmsHistory
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
@@ -62,6 +63,39 @@ def test_95_percent_is_the_bound() -> None:
 def test_a_jump_against_its_own_history_is_named_with_the_median() -> None:
     bad = run([1.0] * 8 + [50.0])
     assert bad is not None and bad.step == 8 and "50 times the median of its last 8 steps (1)" in bad.reason
+
+
+@pytest.mark.parametrize("steps_between", (0, 1))
+def test_a_gradient_is_judged_though_its_step_was_looked_at_before(steps_between: int) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Scale())
+    with nanscan.watch(model) as ranges:
+        output = model(torch.ones(1, 4))
+        for _ in range(steps_between):
+            model(torch.ones(1, 4))
+        assert ranges.first_bad is None
+        output.backward(torch.full_like(output, math.nan))
+        bad = ranges.first_bad
+        assert bad is not None and (bad.step, bad.module, bad.kind) == (0, "1", "gradient")
+
+
+@pytest.mark.parametrize("calm", range(33, 52))
+def test_a_jump_after_many_calm_steps_is_named_at_its_step_with_the_median_of_the_last(calm: int) -> None:
+    bad = run([4.0] * 10 + [1.0] * (calm - 10) + [130.0, 1.0])
+    assert bad is not None and bad.step == calm and "130 times the median of its last 32 steps (1)" in bad.reason
+
+
+def test_several_steps_are_remembered_together_as_one_by_one() -> None:
+    series = [abs(math.sin(step * step)) for step in range(90)]
+    for start in (0, 3, 8, 9, 40):
+        for count in (1, 7, 16, 40):
+            single, together = RmsHistory(), RmsHistory()
+            for step, rms in enumerate(series[:start]):
+                single.add(step, rms)
+                together.add(step, rms)
+            for step in range(start, start + count):
+                single.add(step, series[step])
+            together.extend(start + count - 1, series[start : start + count])
+            assert vars(together) == vars(single)
 
 
 def test_a_growth_by_a_factor_in_each_step_is_seen_before_the_numbers_end() -> None:

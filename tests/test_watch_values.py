@@ -20,6 +20,8 @@ PLANTED: dict[str, list[float]] = {
     "healthy": [],
     "zeros of both signs": [0.0, -0.0, 0.0],
     "subnormal in float16": [3e-5, -3e-5, 1e-7],
+    "at the edge of what is tiny": [2.0**-14, -(2.0**-14) * (1 - 2.0**-24), 2.0**-14 * (1 + 2.0**-23)],
+    "too small to have a square": [1e-30, -1e-40, 1e-45],
     "NaN": [NAN, NAN],
     "both Inf": [INF, -INF, -INF],
     "NaN and Inf": [NAN, INF],
