@@ -11,7 +11,6 @@ import io
 import os
 import re
 import shlex
-import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,6 +21,8 @@ from typing import Any
 from sybil import Example
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser
+
+from tests import torchrun
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
@@ -117,7 +118,7 @@ def _said(command: str) -> str:
     first, *words = [str(ROOT / word) if word.startswith("examples/") else word for word in shlex.split(command)]
     program = PROGRAMS.get(first, [first])
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
-    done = subprocess.run([*program, *words], capture_output=True, text=True, env=environment, timeout=120)
+    done = torchrun.run([*program, *words], env=environment, timeout=120)
     return done.stdout + done.stderr
 
 

@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
+from tests import torchrun
+
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 
 
@@ -268,9 +270,7 @@ def torchrun_example(name: str, *arguments: str) -> str:
     """The output of one script started in two processes, by the line that it gives."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, str(EXAMPLES / name), *arguments], capture_output=True, text=True, timeout=120, env=environment
-    )
+    done = torchrun.run([*command, str(EXAMPLES / name), *arguments], timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
