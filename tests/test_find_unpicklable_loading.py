@@ -278,6 +278,15 @@ class OutOfBytes(_Net):
         self.load_state_dict(torch.load(io.BytesIO(state["weights"])))
 
 
+class NotYetSized(_Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.later = torch.nn.LazyLinear(2)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+
 class Trainer:
     def __init__(self) -> None:
         self.net = _Net()
@@ -292,6 +301,7 @@ class Trainer:
         (BuiltAnew(), "makes 2 of 4 parameters anew (layers.0.weight, layers.0.bias)"),
         (BuiltAndFilled(), None),
         (OutOfBytes(), None),
+        (NotYetSized(), None),
         (Trainer(), "makes 2 of 4 parameters anew (net.layers.0.weight, net.layers.0.bias)"),
     ],
     ids=lambda value: type(value).__name__,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -66,12 +67,14 @@ def attempt(data: bytes) -> dict[str, Any]:
     unpickler = _Unpickler(data)
     result: dict[str, Any] = {}
     try:
-        new, of = _new_parameters(unpickler.load(), data)
-        if new:
-            result["new"] = {"names": new, "of": of}
+        loaded = unpickler.load()
     except BaseException as error:  # noqa: B036  sys.exit() in a __setstate__ is a finding like any other
         if not isinstance(error, MemoryError) and not any(words in _text(error) for words in _OUT_OF_MEMORY):
             result["raised"] = _described(error)
+    else:
+        with contextlib.suppress(Exception):  # parameters that can't be compared (lazy, sparse) are no fault
+            new, of = _new_parameters(loaded, data)
+            result = {"new": {"names": new, "of": of}} if new else {}
     if unpickler.missing:
         result = {"missing": unpickler.missing}  # what fails after a stand-in came in proves nothing
     return result
