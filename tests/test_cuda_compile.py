@@ -48,7 +48,7 @@ def test_library_answers_cleanly_without_a_gpu(compiled: tuple[Path, list[object
     library, _ = compiled
     api = check_cuda.load_api(library)
     assert api.build.decode().endswith(", compute capabilities 750,900")
-    assert check_cuda.library_problems(api) == []
+    assert check_cuda.api_problems(api) == []
 
 
 PTXAS = """

@@ -171,7 +171,7 @@ def launch_error(api: Api, **fields: object) -> tuple[int, str]:
     return code, text.value.decode()
 
 
-def library_problems(api: Api) -> list[str]:
+def api_problems(api: Api) -> list[str]:
     """One sentence for each answer of the library that is not as it should be on a machine without a GPU."""
     problems = []
     if ctypes.sizeof(Api) != api.struct_bytes:
@@ -260,7 +260,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(register_table(uses, archs), "\n", sep="")
         api = load_api(library)
         print(f"the library loads here: {api.build.decode()}\n")
-        problems = kernel_problems(uses, archs) + library_problems(api)
+        problems = kernel_problems(uses, archs) + api_problems(api)
         problems += torch_problems(options.torch_python, archs[-1])
     print(*problems, sep="\n")
     print("FAILED" if problems else "ok: no spills, no stack frames, loads and answers without a GPU")

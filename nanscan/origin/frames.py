@@ -30,8 +30,8 @@ class Place(NamedTuple):
 
     code: CodeType | None
     offset: int
-    library: CodeType | None = None  # the frame nearest to the op, where that is of an installed library
-    library_offset: int = 0
+    installed: CodeType | None = None  # the frame nearest to the op, where that is of an installed library
+    installed_offset: int = 0
 
 
 class Source(NamedTuple):

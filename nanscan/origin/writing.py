@@ -223,11 +223,11 @@ def _items(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 def source_and_note(place: Place) -> tuple[Source, str | None]:
     """The user's line, and the library's line that it led to where there is one."""
     if place.code is None:
-        return source_of(place.library, place.library_offset), None
+        return source_of(place.installed, place.installed_offset), None
     source = source_of(place.code, place.offset)
-    if place.library is None:
+    if place.installed is None:
         return source, None
-    inner = source_of(place.library, place.library_offset)
+    inner = source_of(place.installed, place.installed_offset)
     return source, f"called in {inner.file}:{inner.line}: {inner.code}"
 
 

@@ -131,7 +131,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if told is None:
             return
         place = place_of(frame)
-        source = source_of(place.code or place.library, place.offset if place.code else place.library_offset)
+        source = source_of(place.code or place.installed, place.offset if place.code else place.installed_offset)
         text = f"{told.message}, at {source.file}:{source.line}: {source.code}" if source.file else told.message
         where = self._path() or "loss"
         key = (told.code, source.file, source.line, where if source.file is None else "")
