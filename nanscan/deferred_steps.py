@@ -35,6 +35,7 @@ class DeferredSteps(ClipStep):
     _device_steps: DeviceSteps
     _deferred: bool | None  # None: where it can
     _defer_plan: tuple[object, bool]
+    _placed: tuple[object, bool]  # labels, and whether all that they name lies on the CPU
     _recorder: Recorder | None
     _window: Window | None
     _record: Record
@@ -46,6 +47,14 @@ class DeferredSteps(ClipStep):
     def finish(self, report: StepReport, scan: EngineScan) -> None:
         """What follows a real step."""
         raise NotImplementedError
+
+    def _notice_places(self) -> bool:
+        """Look again, after a change, where parameters and gradients lie; True if a device may have to decide now."""
+        labels = self._names.latest
+        if self._deferred is None and self._placed[0] is not labels and not len(self._device_steps):
+            self._placed = (labels, bool(labels) and all(label.device == "cpu" for label in labels))
+            self._replan()
+        return self._deferred is None and not self._placed[1]
 
     def _can_defer(self) -> bool:
         """True if flags on the device can do it: a fused optimizer on one CUDA device, "skip", nobody to call."""

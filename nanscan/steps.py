@@ -57,6 +57,7 @@ class GuardedSteps(DeferredSteps):
         self._device_steps = DeviceSteps()
         self._deferred: bool | None = None if torch.version.cuda else False  # None: where it can
         self._defer_plan: tuple[object, bool] = (None, False)
+        self._placed: tuple[object, bool] = (None, False)  # labels, and whether all that they name lies on the CPU
         self._diverged: TrainingDiverged | None = None
         self._run_warned = False  # this run of bad steps has had its warning
         self._limits = None
@@ -90,7 +91,8 @@ class GuardedSteps(DeferredSteps):
         alone = not self._sharded and (self._agreement is None or self._agreement.silent)
         tracing = self._recorder is not None and self._recorder.loss_trace.active
         simple = alone and not listened and not tracing and self._window is None
-        self._plain = simple and not self.policy.check_params_every and self._deferred is False
+        here = self._deferred is False or (self._deferred is None and self._placed[1])  # no device that could decide
+        self._plain = simple and here and not self.policy.check_params_every
         self._only_clips = self._limits is None and self._agreement is None  # finite gradients: no more questions
 
     # ---- the step ----------------------------------------------------------------------------------------------------
@@ -121,7 +123,7 @@ class GuardedSteps(DeferredSteps):
             raise self._explained(error) from None
         if scan.signature != names.signature or not names.signature:
             names.labels(scan.signature, inner.param_groups)
-            if self.notice_shards():
+            if self.notice_shards() or self._notice_places():
                 return self._other_step(closure, kwargs)
         labels, factor = names.latest, 1.0
         if not 0.0 < scan.norm <= self._norm_bound or scan.inf_norm > self._value_bound:  # NaN is not within bounds
@@ -161,7 +163,9 @@ class GuardedSteps(DeferredSteps):
             factor = 1.0 if scale is None else float(scale)
             if not 0.0 < factor < math.inf:  # a loss scale that went to 0 or inf: nothing can be unscaled
                 factor, flagged = 1.0, True
-            return self.host_step(kwargs, factor, flagged)
+            result = self.host_step(kwargs, factor, flagged)
+            self._notice_places()
+            return result
         except BaseException:  # GradScaler deletes these only after a step that returned
             self.__dict__.pop("grad_scale", None)
             self.__dict__.pop("found_inf", None)

@@ -427,3 +427,20 @@ def test_fused_cuda_optimizers_take_this_path_by_themselves(name):
     assert len(guarded._device_steps) > 0 or guarded.step_was_skipped
     assert guarded.step_was_skipped
     assert bits(weight.cpu()) == before
+
+
+@pytest.mark.cuda
+def test_model_that_moves_to_cuda_after_steps_on_the_cpu_lets_the_device_decide():
+    model = nn.Linear(3, 1)
+    guarded = nanscan.wrap(torch.optim.AdamW(model.parameters(), lr=0.1, fused=True))
+    model(torch.ones(2, 3)).sum().backward()
+    guarded.step()
+    assert guarded._plain
+    model.to("cuda")
+    for state in guarded.state.values():
+        state.update({key: value.cuda() for key, value in state.items()})
+    for _ in range(2):
+        model(torch.ones(2, 3, device="cuda")).sum().backward()
+        guarded.step()
+        assert not guarded._plain and guarded._can_defer()
+    assert [r.step for r in guarded.history] == [0, 1, 2]

@@ -268,6 +268,21 @@ def test_groups_on_different_devices_are_not_left_to_one_device():
     assert here.tolist() == [-1.0, -1.0]
 
 
+def test_short_way_is_taken_where_all_lies_on_the_cpu_whatever_pytorch_was_built_for():
+    weight, optimizer = one([1.0])
+    optimizer._deferred = None  # as where it was built for CUDA
+    optimizer._replan()
+    assert not optimizer._plain
+    step(optimizer, weight, [1.0])
+    assert optimizer._plain
+    step(optimizer, weight, [2.0])
+    optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(2, device="meta"))]})
+    step(optimizer, weight, [3.0])
+    assert not optimizer._plain, "a device may have to decide: each step asks"
+    assert [r.norm for r in optimizer.history] == [1.0, 2.0, 3.0]
+    assert [r.step for r in optimizer.history] == [0, 1, 2]
+
+
 def test_report_bits_do_not_depend_on_the_report_being_read():
     weight, optimizer = one([1.0, 2.0])
     step(optimizer, weight, [3.0, 4.0])
