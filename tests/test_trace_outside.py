@@ -78,6 +78,19 @@ def test_an_inf_weight_is_named_also_where_its_layer_makes_nan_of_it() -> None:
     assert (origin.op, origin.kind, origin.name) == ("parameter", "inf", "weight")
 
 
+def test_a_bad_weight_is_described_as_the_parameter_and_not_as_the_view_that_was_read() -> None:
+    linear, lstm = nn.Linear(3, 4), nn.LSTM(2, 3)
+    flat = nn.utils.parameters_to_vector(lstm.parameters()).detach()  # one piece of memory, as in cuDNN
+    nn.utils.vector_to_parameters(flat, lstm.parameters())
+    for model, name, index, x in ((linear, "weight", (1, 2), (2, 3)), (lstm, "weight_hh_l0", (4, 1), (2, 1, 2))):
+        weight = model.get_parameter(name)
+        with torch.no_grad():
+            weight[index] = math.nan
+        (origin, *_) = origins_of(lambda model=model, x=x: model(torch.ones(x)), model)
+        (row,) = origin.outputs
+        assert (origin.op, origin.name, row.shape, row.first_bad) == ("parameter", name, tuple(weight.shape), index)
+
+
 def attention(need_weights: bool) -> None:
     layer, x = nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 4, 8)
     layer(x, x, x, attn_mask=CAUSAL, need_weights=need_weights)[0].sum().backward()
@@ -95,7 +108,7 @@ LEGITIMATE = {
     "forbidden actions": lambda: F.cross_entropy(torch.randn(1, 3, requires_grad=True) + GIVEN, torch.tensor([0])),
     "start of a forward algorithm": lambda: (GIVEN[:, None] + torch.randn(3, 3, requires_grad=True)).logsumexp(0).sum(),
     "distance to itself": nearest,
-    "filtered": lambda: nn.Linear(2, 1)(torch.nan_to_num(torch.tensor([[INF, -INF]]))).sum(),
+    "filtered": lambda: nn.Linear(2, 1)(torch.nan_to_num(torch.tensor([[INF, -INF]]), posinf=9.0, neginf=-9.0)).sum(),
     "a mask that is left as it is": lambda: torch.randn(3) + GIVEN,
 }
 

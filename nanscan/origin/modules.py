@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
@@ -14,6 +14,14 @@ from nanscan.names import clean, unwrapped
 from nanscan.origin.torch_private import plain
 
 __all__ = ["ModuleStack", "is_compiled", "storage_key"]
+
+
+class Owned(NamedTuple):
+    """A parameter or buffer of a model: `"parameter"` or `"buffer"`, its name, itself."""
+
+    kind: str
+    name: str
+    tensor: Tensor
 
 
 class ModuleStack:
@@ -29,7 +37,7 @@ class ModuleStack:
         self._model = None if model is None else unwrapped(model)
         self._roots: dict[int, nn.Module] = {}
         self._paths: dict[int, str] | None = None
-        self._tensors: dict[int, tuple[str, str]] | None = None
+        self._tensors: dict[int, list[Owned]] | None = None
         self._given: list[tuple[weakref.ref[Tensor], nn.Module, int]] = []  # the outermost module's arguments
         self._thread = threading.get_ident()
         self._handles: list[Any] = []
@@ -100,18 +108,31 @@ class ModuleStack:
                 return (names[position] if position < len(names) else last), given
         return None
 
+    def owner(self, tensor: Tensor) -> Owned | None:
+        """The parameter or buffer whose memory a tensor is in, else None; one piece of memory may hold several."""
+        if self._tensors is None:
+            self._tensors = self._all_tensors()
+        key = storage_key(tensor)
+        found = [] if key is None else self._tensors.get(key, [])
+        if len(found) < 2:
+            return found[0] if found else None
+        start = plain(tensor).data_ptr()
+        return next((o for o in found if 0 <= start - o.tensor.data_ptr() < max(o.tensor.nbytes, 1)), found[0])
+
+    def _all_tensors(self) -> dict[int, list[Owned]]:
+        tensors: dict[int, list[Owned]] = {}
+        for prefix, root in self._named_roots():
+            for kind, named in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
+                for name, value in named:
+                    key = storage_key(value)
+                    if key is not None:
+                        tensors.setdefault(key, []).append(Owned(kind, _joined(prefix, clean(name)), plain(value)))
+        return tensors
+
     def tensor_name(self, tensor: Tensor) -> tuple[str, str] | None:
         """("parameter" or "buffer", its name) for a tensor that shares a parameter's or buffer's memory, else None."""
-        if self._tensors is None:
-            self._tensors = {}
-            for prefix, root in self._named_roots():
-                for kind, named in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
-                    for name, value in named:
-                        key = storage_key(value)
-                        if key is not None:
-                            self._tensors.setdefault(key, (kind, _joined(prefix, clean(name))))
-        key = storage_key(tensor)
-        return None if key is None else self._tensors.get(key)
+        found = self.owner(tensor)
+        return None if found is None else (found.kind, found.name)
 
 
 def is_compiled(module: nn.Module | None) -> bool:

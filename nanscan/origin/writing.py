@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from nanscan.origin.frames import INTERNAL, Place, Source, owner_of, source_of
-from nanscan.origin.modules import ModuleStack, storage_key
+from nanscan.origin.modules import ModuleStack, Owned, storage_key
 from nanscan.origin.ops import aten_name, tensors_in
 from nanscan.origin.ranges import bad_counts, first_bad_of, first_of_kind, range_of, shape_of
 from nanscan.origin.record import OpEvent, Origin, TensorRange
@@ -111,17 +111,17 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack, make
 
     `maker` is the call that gave its memory, where nobody wrote to it: then it is that call's doing.
     """
-    named = modules.tensor_name(tensor)
+    named = modules.owner(tensor)
     call = run.call if maker is None else maker
     source, note = source_and_note(call.place)
     custom = _custom_function(tensor)
     what = "input" if named is None else "parameter"
     what = aten_name(call.func) if maker is not None and named is None else custom if custom is not None else what
-    name, value = (named[1], tensor) if named is not None else _outside_name(run, tensor, modules)
+    name, value = _as_owned(named, tensor) if named is not None else _outside_name(run, tensor, modules)
     value = plain(value.detach())
     if custom is not None and " of aten." in name:
         name = f"output of {custom}"
-    if named is not None and named[0] == "buffer":
+    if named is not None and named.kind == "buffer":
         note = _both("it is a buffer", note)
     event = OpEvent(
         op=what if custom is None else "autograd.Function",
@@ -146,6 +146,11 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack, make
         note=_both(f"it was read by {aten_name(run.call.func)}", note),
         hint=hint_of(event),
     )
+
+
+def _as_owned(owner: Owned, tensor: Tensor) -> tuple[str, Tensor]:
+    """Name and value of a parameter or buffer: an op may have read it as a transposed view, or in part."""
+    return owner.name, owner.tensor if bad_counts(owner.tensor) != (0, 0) else tensor
 
 
 def _custom_function(tensor: Tensor) -> str | None:
