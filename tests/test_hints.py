@@ -57,13 +57,15 @@ class Numpy(torch.autograd.Function):
     """A function that leaves PyTorch for numpy."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, function: Any) -> Tensor:
+    def forward(ctx: Any, x: Tensor, function: Any, slope: Any = np.ones_like) -> Tensor:
+        ctx.x, ctx.slope = x.detach().numpy(), slope
         with np.errstate(invalid="ignore"):
             return torch.from_numpy(function(x.detach().numpy()))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        return gradient, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        with np.errstate(divide="ignore"):
+            return gradient * torch.from_numpy(ctx.slope(ctx.x)), None, None
 
 
 BAD_EMBEDDING, EMPTY_WEIGHT = bad_embedding(), never_initialised()
@@ -111,6 +113,12 @@ OUTSIDE = [
         "made NaN by other means than PyTorch's ops (2 of 2 elements",
         bad=lambda: Numpy.apply(leaf(-1.0, -2.0), np.log) * 2,
         healthy=lambda: Numpy.apply(leaf(-1.0, -2.0), np.exp) * 2,
+    ),
+    case(
+        "backward of a custom function",
+        "the backward of your custom autograd.Function made Inf out of finite gradients at [0]",
+        bad=lambda: Numpy.apply(leaf(0.0, 1.0), np.sqrt, lambda x: 0.5 / np.sqrt(x)),
+        healthy=lambda: Numpy.apply(leaf(0.0, 1.0), np.sqrt, lambda x: 0.5 / np.sqrt(x + 1e-6)),
     ),
     case(
         "bad parameter or buffer",

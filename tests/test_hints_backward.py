@@ -11,6 +11,18 @@ from tests.hint_cases import Case, case, check, leaf, params
 HALF = torch.float16
 
 
+def covariance_loss(jitter: float) -> torch.Tensor:
+    covariance = torch.zeros(2, 2, requires_grad=True) + jitter * torch.eye(2)
+    normal = torch.distributions.MultivariateNormal(torch.zeros(2), covariance, validate_args=False)
+    return normal.log_prob(torch.ones(2))
+
+
+def spectral(weight: float) -> torch.Tensor:
+    layer = torch.nn.Linear(3, 2)
+    torch.nn.init.constant_(layer.weight, weight)
+    return torch.nn.utils.parametrizations.spectral_norm(layer)(torch.ones(1, 3))
+
+
 def root_where_positive(safe: bool) -> Tensor:
     x = leaf(-1.0, 4.0)
     inner = torch.where(x > 0, x, torch.ones_like(x)) if safe else x
@@ -226,6 +238,18 @@ DECOMPOSITIONS = [
         "shape [2, 2] has no full rank",
         bad=lambda: torch.linalg.qr(torch.zeros(2, 2, requires_grad=True))[0],
         healthy=lambda: torch.linalg.qr(torch.eye(2, requires_grad=True))[0],
+    ),
+    case(
+        "cholesky of a semi-definite matrix",
+        "shape [2, 2] is hardly positive-definite: its factor has a 1e-10 on the diagonal",
+        bad=lambda: covariance_loss(1e-20),
+        healthy=lambda: covariance_loss(1e-2),
+    ),
+    case(
+        "spectral_norm of a zero weight",
+        "the spectral norm of the weight is 0 (at [0, 0])",
+        bad=lambda: spectral(0.0),
+        healthy=lambda: spectral(1.0),
     ),
     case(
         "cholesky of a semi-definite matrix",

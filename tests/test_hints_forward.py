@@ -29,6 +29,16 @@ def over_sum(x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     return (x * weights).sum() / total
 
 
+def over_its_sum(x: torch.Tensor) -> torch.Tensor:
+    return x / x.sum()
+
+
+def actions(masked: bool) -> torch.Tensor:
+    return torch.ones(2, 3, requires_grad=True).masked_fill(
+        mask(False, masked).unsqueeze(1) | mask(True, False, False), -INF
+    )
+
+
 def clipped(first: float) -> torch.Tensor:
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = torch.tensor([first, 1.0])
@@ -54,6 +64,20 @@ ARITHMETIC = [
         "0 / 0 at [0]",
         bad=lambda: standardised(leaf(2.0, 2.0, 2.0)),
         healthy=lambda: standardised(leaf(2.0, 2.0, 2.0), 1e-6),
+    ),
+    case(
+        "softmax by hand of scores far below 0",
+        "0 / 0 at [0]",
+        "the sum of exps that are all 0 in float32",
+        bad=lambda: over_its_sum(leaf(-200.0, -300.0).exp()),
+        healthy=lambda: over_its_sum(leaf(0.0, 0.0)),
+        other=True,
+    ),
+    case(
+        "row of nothing but -inf minus its maximum",
+        "sample 1: all 3 scores of a row are -inf (at [1, 0])",
+        bad=lambda: torch.distributions.Categorical(logits=actions(True), validate_args=False).logits,
+        healthy=lambda: torch.distributions.Categorical(logits=actions(False), validate_args=False).probs,
     ),
     case(
         "division by a zero count",

@@ -122,6 +122,37 @@ CASES: list[Case] = [
         healthy=lambda: leaf(80.0, 1.0).exp() / leaf(80.0, 1.0).exp().sum(),
     ),
     case(
+        "softplus by hand",
+        "softplus",
+        bad=lambda: torch.log(torch.exp(leaf(1000.0, 1.0)) + 1),
+        healthy=lambda: torch.log(torch.exp(leaf(80.0, 1.0)) + 1),
+    ),
+    case(
+        "softplus by hand",
+        "softplus",
+        bad=lambda: (1 + leaf(1000.0, 1.0).exp()).log(),
+        healthy=lambda: (1 + leaf(80.0, 1.0).exp()).log(),
+    ),
+    case(
+        "softmax or sigmoid by hand",
+        "torch.sigmoid",
+        bad=lambda: 1 / (1 + torch.exp(-leaf(-1000.0, 1.0))),
+        healthy=lambda: 1 / (1 + torch.exp(-leaf(-80.0, 1.0))),
+    ),
+    case(
+        "softmax or sigmoid by hand",
+        "torch.sigmoid",
+        bad=lambda: 1.0 / (torch.exp(-leaf(-1000.0, 1.0)) + 1.0),
+        healthy=lambda: 1.0 / (torch.exp(-leaf(-80.0, 1.0)) + 1.0),
+    ),
+    case(
+        "log of a sum of exps that are all 0",
+        "log(0): every exp that was added up is 0 in float32",
+        bad=lambda: leaf(-2000.0, -3000.0).exp().sum().log(),
+        healthy=lambda: (1 - leaf(0.0).exp()).log(),
+        other=True,
+    ),
+    case(
         "exp overflow",
         "exp(100) at [0] overflows float32, whose exp ends at 88.7",
         bad=lambda: leaf(100.0, 1.0).exp(),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nanscan.origin.frames import Place
+from nanscan.origin.frames import INTERNAL, Place, owner_of
 from nanscan.origin.judge import Call
 from nanscan.origin.modules import ModuleStack
 from nanscan.origin.ranges import bad_counts, element_at, first_of_kind, range_of
@@ -60,9 +60,10 @@ def node_origin(run: NodeRun, kind: str, modules: ModuleStack, note: str | None 
     source, inner = source_and_note(run.call.place) if run.call is not None else source_and_note(_NOWHERE)
     zero = any(g is not None and element_at(g, bad.shape, index) == 0.0 for g in run.incoming) and kind == "nan"
     module = None if run.call is None else run.call.module
+    custom = _custom_backward(run.node)
     saved = {k: v.detach() if isinstance(v, Tensor) else v for k, v in run.saved.items()}
     event = OpEvent(
-        op=run.node.name(),
+        op=run.node.name() if custom is None else "autograd.FunctionBackward",
         phase="backward",
         kind=kind,
         inputs=tuple(None if g is None else g.detach() for g in run.incoming),
@@ -75,11 +76,11 @@ def node_origin(run: NodeRun, kind: str, modules: ModuleStack, note: str | None 
         code=source.code,
         zero_gradient=zero,
     )
-    notes = [note, "its incoming gradient was exactly 0 there" if zero else None, inner]
+    notes = [note, custom, "its incoming gradient was exactly 0 there" if zero else None, inner]
     return Origin(
         kind=kind,
         phase="backward",
-        op=event.op,
+        op=run.node.name(),
         module=event.module,
         file=source.file,
         line=source.line,
@@ -90,6 +91,14 @@ def node_origin(run: NodeRun, kind: str, modules: ModuleStack, note: str | None 
         note="; ".join(item for item in notes if item) or None,
         hint=hint_of(event),
     )
+
+
+def _custom_backward(node: Any) -> str | None:
+    """Where the backward of the user's own `autograd.Function` is written; None for PyTorch's nodes and functions."""
+    code = getattr(getattr(getattr(type(node), "_forward_cls", None), "backward", None), "__code__", None)
+    if code is None or owner_of(code) == INTERNAL:
+        return None
+    return f"its backward is at {code.co_filename}:{code.co_firstlineno}"
 
 
 def _inputs(run: NodeRun, saved: dict[str, Any], bad: Tensor, index: tuple[int, ...]) -> tuple[TensorRange, ...]:

@@ -70,6 +70,13 @@ def _by_count(view: View) -> str | None:
     return f"{said} (shape {list(divisor.shape)}), a count or sum over an empty selection"
 
 
+def _softmax_underflow(view: View) -> str | None:
+    said = _divided(view)
+    if said is None or _dividend(view) != 0.0 or not view.only_exp(1):
+        return None
+    return f"{said}, the sum of exps that are all 0 in {view.dtype} (they underflowed)"
+
+
 def _zero_by_zero(view: View) -> str | None:
     return _divided(view) if _dividend(view) == 0.0 else None
 
@@ -169,6 +176,13 @@ ROWS = (
         "(x - mean) / std or (x - min) / (max - min) is 0/0 where all x are the same, x / x.max() where all are 0",
         "Add an eps to the divisor, or leave constant samples out (nanscan.check_batch finds them)",
         _by_spread,
+    ),
+    Row(
+        "softmax by hand of scores far below 0",
+        _DIVISION,
+        "exp(x) / exp(x).sum() is 0/0 where every exp underflows to 0",
+        "Use torch.softmax(x, dim), which subtracts the maximum first",
+        _softmax_underflow,
     ),
     Row(
         "division by a zero count",

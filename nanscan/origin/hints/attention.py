@@ -46,6 +46,18 @@ def _fully_masked(view: View) -> str | None:
     return f"{where}all keys masked, {name} of a row of {row.numel()} scores that are all -inf{view.aside} is 0/0"
 
 
+def _minus_its_maximum(view: View) -> str | None:
+    """`x - x.max(-1)` and `x - x.logsumexp(-1)`, as softmax by hand and `Categorical` do."""
+    scores, other = view.operand(0), view.value(1)
+    if not isinstance(scores, Tensor) or other != -math.inf or len(view.at) != scores.dim() or not view.at:
+        return None
+    row = scores[tuple(view.at[:-1])]
+    if row.numel() < 2 or not bool((row == -math.inf).all()):
+        return None
+    where = "" if scores.dim() < 2 else f"sample {view.at[0]}: "
+    return f"{where}all {row.numel()} scores of a row are -inf{view.aside}, and so is their maximum: -inf - -inf is NaN"
+
+
 def _sample(view: View, scores: Tensor) -> str:
     """Which sample of the batch; MultiheadAttention has batch * heads as first dimension."""
     first = view.at[0]
@@ -109,6 +121,13 @@ ROWS = (
         "a sample whose keys are all masked has no attention weights: 0/0 in the fused kernel",
         _CURE,
         _masked_in_kernel,
+    ),
+    Row(
+        "row of nothing but -inf minus its maximum",
+        names("sub"),
+        "a softmax by hand, or torch.distributions.Categorical, of a row in which every score or action is masked",
+        "Leave one key or action unmasked in each row, or leave such rows out",
+        _minus_its_maximum,
     ),
     Row(
         "softmax of +inf",

@@ -12,6 +12,10 @@ from nanscan.origin.hints.view import View, places, short
 __all__ = ["ROWS"]
 
 _LOGS = names("log log2 log10")
+# log(1 + exp(x)), log(exp(x) + 1), (1 + x.exp()).log()
+_SOFTPLUS = r"log1p|log\(\s*1(\.0*)?\s*\+|log\(.*exp\(.*\)\s*\+\s*1(\.0*)?\s*\)|\b1(\.0*)?\s*\+.*exp\(.*\)\.log\("
+# exp(x) / exp(x).sum(), exp(x) / (1 + exp(x)), 1 / (1 + exp(-x)), 1 / (exp(-x) + 1)
+_SOFTMAX = r"exp\(.*/.*(\bsum\(|\b1(\.0*)?\s*\+)|/\s*\(\s*1(\.0*)?\s*\+.*exp\(|/\s*\(.*exp\(.*\)\s*\+\s*1(\.0*)?\s*\)"
 _EDGE = {"log1p": -1.0}
 _SATURATING = {
     "Sigmoid": ("sigmoid", "torch.nn.functional.logsigmoid"),
@@ -76,13 +80,17 @@ def _overflow(view: View) -> str | None:
 
 
 def _softplus(view: View) -> str | None:
-    written = re.search(r"log1p|log\(\s*1(\.0*)?\s*\+", view.code)
-    return _overflow(view) if view.name == "exp" and written else None
+    return _overflow(view) if view.name == "exp" and re.search(_SOFTPLUS, view.code) else None
 
 
 def _softmax_by_hand(view: View) -> str | None:
-    written = re.search(r"exp\(.*/.*(\bsum\(|\b1(\.0*)?\s*\+)", view.code)
-    return _overflow(view) if view.name == "exp" and written else None
+    return _overflow(view) if view.name == "exp" and re.search(_SOFTMAX, view.code) else None
+
+
+def _underflowed(view: View) -> str | None:
+    if view.value(0) != 0.0 or not view.only_exp(0):
+        return None
+    return f"{view.name}(0){view.where}: every exp that was added up is 0 in {view.dtype} (it underflowed)"
 
 
 def _root_of_negative(view: View) -> str | None:
@@ -169,6 +177,13 @@ ROWS = (
         _squashed,
     ),
     Row(
+        "log of a sum of exps that are all 0",
+        _LOGS,
+        "log(exp(x).sum()) of scores far below 0: each exp is 0, and the log of their sum is -inf",
+        "Use torch.logsumexp(x, dim), which subtracts the maximum first",
+        _underflowed,
+    ),
+    Row(
         "log of 0",
         _LOGS,
         "log(0) is -inf",
@@ -213,7 +228,7 @@ ROWS = (
     Row(
         "softmax or sigmoid by hand",
         names("exp"),
-        "exp(x) / exp(x).sum() and exp(x) / (1 + exp(x)) are inf / inf for large x",
+        "exp(x) / exp(x).sum() and exp(x) / (1 + exp(x)) are inf / inf for large x; 1 / (1 + exp(-x)) in backward",
         "Use torch.softmax(x, dim), which subtracts the maximum first, or torch.sigmoid(x)",
         _softmax_by_hand,
     ),

@@ -51,9 +51,13 @@ def _singular_r(view: View) -> str | None:
 
 def _zero_diagonal(view: View) -> str | None:
     factor = view.event.saved.get("L")
-    if not isinstance(factor, Tensor) or float(factor.diagonal(dim1=-2, dim2=-1).abs().min()) != 0:
+    if not isinstance(factor, Tensor):
         return None
-    return f"the matrix of shape {list(factor.shape)} is only semi-definite: its factor has a 0 on the diagonal"
+    smallest = float(factor.diagonal(dim1=-2, dim2=-1).abs().min())
+    if smallest > 1e-6:
+        return None
+    kind = "only semi-definite" if smallest == 0 else "hardly positive-definite"
+    return f"the matrix of shape {list(factor.shape)} is {kind}: its factor has a {short(smallest)} on the diagonal"
 
 
 def _exponential(view: View) -> str | None:

@@ -81,6 +81,12 @@ def _weight_norm(view: View) -> str | None:
     return f"weight_norm of a direction that is all 0: {places(zero)}" if bool(zero.any()) else None
 
 
+def _spectral_norm(view: View) -> str | None:
+    if view.event.module_type != "_SpectralNorm" or view.value(1) != 0.0:
+        return None
+    return f"the spectral norm of the weight is 0{view.aside}"
+
+
 def _rms(view: View) -> str | None:
     if view.event.module_type not in ("RMSNorm", "LayerNorm", "LlamaRMSNorm", "T5LayerNorm") or view.value(0) != 0.0:
         return None
@@ -129,6 +135,13 @@ ROWS = (
         "g * v / |v| is 0/0 where a row of v is 0: a layer that was set to 0 before or after weight_norm",
         "Initialise the weight with anything but 0; to start at 0 set the gain g (original0) to 0",
         _weight_norm,
+    ),
+    Row(
+        "spectral_norm of a zero weight",
+        names("div"),
+        "a weight of zeros is divided by its largest singular value, which is 0",
+        "Initialise the weight with anything but 0 before spectral_norm",
+        _spectral_norm,
     ),
     Row(
         "RMSNorm with eps=0",

@@ -50,6 +50,12 @@ def _custom(view: View) -> str | None:
     return f"a custom autograd.Function made NaN by other means than PyTorch's ops ({_bad_elements(view)})"
 
 
+def _custom_backward(view: View) -> str | None:
+    zero = ", where its incoming gradient was exactly 0" if view.event.zero_gradient else ""
+    word = "NaN" if view.nan else "Inf"
+    return f"the backward of your custom autograd.Function made {word} out of finite gradients{view.where}{zero}"
+
+
 def _parameter(view: View) -> str | None:
     word = "NaN" if view.nan else "Inf"
     return f"the parameter or buffer held {word} before this pass ({_bad_elements(view)})"
@@ -112,6 +118,13 @@ ROWS = (
         "the forward of a custom autograd.Function calls numpy, C++ or a kernel of its own, whose ops no trace sees",
         "Check what goes in and comes out of its forward: log of 0, a division by 0, memory that is not written",
         _custom,
+    ),
+    Row(
+        "backward of a custom function",
+        names("FunctionBackward"),
+        "the backward of a custom autograd.Function divides by a saved 0, or takes a log, root or power at its edge",
+        "Look at its backward at the inputs that are listed; torch.autograd.gradcheck compares it with the forward",
+        _custom_backward,
     ),
     Row(
         "bad parameter or buffer",

@@ -111,6 +111,11 @@ class View:
                 waiting += [child for child, _ in node.next_functions]
         return found
 
+    def only_exp(self, position: int) -> bool:
+        """True if argument `position` is an exp or a sum of some, to which nothing was added."""
+        made = self.made_by(position)
+        return "Exp" in made and not made & {"Add", "Sub", "Rsub"}
+
     # ---- backward ----------------------------------------------------------------------------------------------------
 
     def saved(self, name: str) -> float | None:
