@@ -22,8 +22,7 @@ COMMANDS = (
     "torch clip + step",
     "torch clip_grad_norm_",
     "nanscan clip_grad_norm_",
-    "all_reduce of 32 bytes",  # what a sum and a flag would need, next to what the guard sends
-    "all_gather of 32 bytes",
+    "all_reduce, the guard's",  # the few numbers of a good step, next to telling all of a finding
     "all_gather of 152 bytes",
 )
 ROUNDS = 100

@@ -354,11 +354,11 @@ def wrap(
     Step hooks, a `clip_value`, a closure that may run several times or a `process_group` bring the decision back to the
     host.
 
-    With several ranks a step makes one small collective (an all_gather of 19 numbers), also a good one; after the
-    first, none where DDP has made the gradients equal (unless a loss was observed). Every rank must call `step()`
-    equally often. The norm counts each logical element once; bad rows, the same on every rank, say their `rank` (None:
-    all that hold it) and the index in the whole tensor. docs/distributed.md says what else is shared, on bad steps and
-    at the first.
+    With several ranks a step makes one small collective (an all_reduce of 5 numbers and 2 for each rank), also a good
+    one; after the first, none where DDP has made the gradients equal (unless a loss was observed). Every rank must call
+    `step()` equally often. The norm counts each logical element once; bad rows, the same on every rank, say their
+    `rank` (None: all that hold it) and the index in the whole tensor. docs/distributed.md says what else is shared, on
+    bad steps and at the first.
     Copies and pickles leave the group out, with a warning.
 
     >>> import torch, nanscan

@@ -4,123 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch import Tensor
 
+from nanscan.distributed.findings import HAS_INF, HAS_NAN, BadTensor, Findings
 from nanscan.distributed.holdings import Plan
 from nanscan.engine.result import EngineScan, Row
 
-__all__ = [
-    "FAILED",
-    "FLAGGED",
-    "HAS_INF",
-    "HAS_NAN",
-    "AgreedScan",
-    "BadTensor",
-    "Finding",
-    "Findings",
-    "RankRow",
-    "merged",
-    "total_norm",
-]
-
-FAILED, FLAGGED, HAS_NAN, HAS_INF = 1, 2, 4, 8  # bits of Finding.flags
-
-
-class BadTensor(NamedTuple):
-    """A tensor with a NaN or Inf, as one rank tells it: numbers that float64 holds exactly, and a norm.
-
-    ``position`` is that of a gradient, or -2, -3, … for the losses; -1: none. ``place`` counts through the whole
-    tensor. ``numel`` and ``dtype`` (a number of `DTYPES`) are of a loss.
-    """
-
-    position: float
-    place: float
-    nan_count: float
-    inf_count: float
-    inf_norm: float
-    numel: float
-    dtype: float
-
-
-class Finding(NamedTuple):
-    """What one rank tells the others in a step.
-
-    ``phase`` and ``step`` say what is being shared, so that ranks which called different things notice; ``layout`` and
-    ``sketch`` say what the rank holds. ``flags``: FAILED, FLAGGED by a gradient scaler, HAS_NAN, HAS_INF in the
-    gradients. Norm and ``numel`` are of the elements that count on this rank. The last seven are its first bad tensor.
-    """
-
-    phase: float
-    step: float
-    flags: float
-    layout: float
-    sketch: float
-    losses: float
-    nan_count: float
-    inf_count: float
-    bad_tensors: float
-    finite_norm: float
-    inf_norm: float
-    numel: float
-    position: float = -1.0
-    place: float = -1.0
-    bad_nan: float = 0.0
-    bad_inf: float = 0.0
-    bad_inf_norm: float = 0.0
-    bad_numel: float = 0.0
-    bad_dtype: float = 0.0
-
-    def has(self, flag: int) -> bool:
-        """Whether a bit of ``flags`` is set."""
-        return bool(int(self.flags) & flag)
-
-    @property
-    def first(self) -> BadTensor:
-        """The first bad tensor."""
-        return BadTensor(*self[12:])
-
-
-class Findings(Sequence[Finding]):
-    """Every rank's finding, by rank. A good step takes its totals without an object for each of perhaps thousands.
-
-    Args:
-        table: (ranks, 19) of float64, a row for each rank.
-    """
-
-    def __init__(self, table: Tensor) -> None:
-        self._table = table.cpu().numpy()
-
-    @cached_property
-    def _rows(self) -> list[Finding]:
-        return [Finding(*row) for row in self._table.tolist()]
-
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._rows[index]
-
-    def column(self, name: str) -> Any:
-        """One number of each rank, as an array."""
-        return self._table[:, Finding._fields.index(name)]
-
-    @cached_property
-    def flags(self) -> int:
-        """The flags that any rank has set."""
-        return int(np.bitwise_or.reduce(self.column("flags").astype(np.int64)))
-
-    @cached_property
-    def held(self) -> bytes:
-        """What says whether any rank holds other parameters than before: layouts and sketches, to the bit."""
-        return bytes(np.stack([self.column("layout"), self.column("sketch")]).tobytes())
-
-    def are_about(self, own: Finding) -> bool:
-        """Whether no rank has failed, and all share the same thing of the same step."""
-        return not self.flags & FAILED and bool((self._table[:, :2] == own[:2]).all())
+__all__ = ["AgreedScan", "RankRow", "merged", "total_norm"]
 
 
 class RankRow(NamedTuple):

@@ -12,20 +12,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nanscan.distributed.agreed import (
-    FAILED,
-    FLAGGED,
-    HAS_INF,
-    HAS_NAN,
-    AgreedScan,
-    BadTensor,
-    Finding,
-    Findings,
-    RankRow,
-    merged,
-    total_norm,
-)
+from nanscan.distributed.agreed import AgreedScan, RankRow, merged, total_norm
 from nanscan.distributed.exchange import CLAMPED, GRADS, LAYOUT, PARAMETERS, RECOVERY, Exchange
+from nanscan.distributed.findings import DUE, FAILED, FLAGGED, HAS_INF, HAS_NAN, BadTensor, Finding, Findings
 from nanscan.distributed.holdings import Holding, Own, Plan, first_plan, plan_of_meshes, plan_of_tables, same_values
 from nanscan.distributed.repair import zero_shared
 from nanscan.engine.result import EngineScan, Row
@@ -43,7 +32,7 @@ _DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128
 
 
 class Agreement(Exchange):
-    """Shares what a step found with the ranks of a group: one small all_gather each time.
+    """Shares what a step found with the ranks of a group: one small all_reduce on a good step.
 
     Args:
         group: the `torch.distributed.ProcessGroup`.
@@ -126,7 +115,7 @@ class Agreement(Exchange):
     def give_up(self, params: int, step: int) -> None:
         """Tell the others that this rank can't scan its gradients and is about to raise: they must not wait for it."""
         with contextlib.suppress(RuntimeError):  # what is about to be raised says more
-            self._gathered(self._blank(GRADS, step)._replace(flags=FAILED))
+            self._shared(self._blank(GRADS, step)._replace(flags=FAILED))
 
     def parameters(self, own: tuple[TensorReport, ...], step: int) -> tuple[TensorReport, ...]:
         """The bad parameters (with their state) of all ranks; what several say alike is said once."""
@@ -152,10 +141,11 @@ class Agreement(Exchange):
             due: whether a snapshot is due here.
             step: of the recovery, which must be the same on every rank.
         """
-        own = self._blank(RECOVERY, step)._replace(flags=FLAGGED * trouble, losses=due)
-        findings = self._shared(own)
-        first = next((rank for finding, rank in zip(findings, self.ranks, strict=True) if finding.flags), None)
-        return first, any(finding.losses for finding in findings)
+        findings = self._shared(self._blank(RECOVERY, step)._replace(flags=FLAGGED * trouble + DUE * due))
+        if not findings.flags:
+            return None, False
+        in_trouble = (rank for finding, rank in zip(findings, self.ranks, strict=True) if finding.has(FLAGGED))
+        return next(in_trouble, None), bool(findings.flags & DUE)
 
     def origin(self, found: Any) -> Any:
         """The `Origin` of the first rank that has one, with a note which rank that is; None if none has."""

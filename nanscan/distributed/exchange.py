@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nanscan.distributed.agreed import FAILED, Finding, Findings
+from nanscan.distributed.brief import Brief
+from nanscan.distributed.findings import FAILED, NOTHING, Finding, Findings
 
 __all__ = ["CLAMPED", "GRADS", "LAYOUT", "PARAMETERS", "RECOVERY", "Exchange", "device_of"]
 
@@ -26,7 +27,7 @@ _ON_PURPOSE = "Ranks that step by themselves on purpose: nanscan.wrap(..., proce
 
 
 class Exchange:
-    """What the ranks of a group tell each other: one small all_gather each time.
+    """What the ranks of a group tell each other: one small all_reduce, and more only where that can't say it all.
 
     Args:
         group: the `torch.distributed.ProcessGroup`.
@@ -47,16 +48,33 @@ class Exchange:
         self.ranks: list[int] = dist.get_process_group_ranks(group)
         self._index = self.ranks.index(self.rank)
         self._device = device_of(group)
+        self._brief = Brief(len(self.ranks), self._index)  # about the gradients of steps
+        self._brief_of_others = Brief(len(self.ranks), self._index)
 
     def _phase(self, phase: float) -> float:
         return phase + _PER_GUARD * self.number
 
     def _blank(self, phase: float, step: int) -> Finding:
-        return Finding(self._phase(phase), step, *[0.0] * 10)
+        return NOTHING._replace(phase=self._phase(phase), step=step)
 
     def _shared(self, own: Finding) -> Findings:
+        """Every rank's finding, all of them about the same thing."""
+        brief = self._brief if own.phase == self._phase(GRADS) else self._brief_of_others
+        findings = brief.findings(own, self._sums(brief.numbers(own), own))
+        if findings is None:
+            findings = self._told_in_full(own)
+            brief.told(own, findings)
+        return findings
+
+    def _sums(self, numbers: Any, own: Finding) -> Any:
+        """Over all ranks."""
+        sums = torch.from_numpy(numbers).to(self._device)
+        self._run(lambda: dist.all_reduce(sums, group=self.group), f"the verdict on {_place(own)}")
+        return sums.cpu().numpy()
+
+    def _told_in_full(self, own: Finding) -> Findings:
         """Every rank's finding, after a look whether all of them are about the same thing."""
-        findings = self._gathered(own)
+        findings = Findings(self._numbers(own, f"the verdict on {_place(own)}").cpu().numpy())
         if findings.are_about(own):
             return findings
         for finding, rank in zip(findings, self.ranks, strict=True):
@@ -72,9 +90,6 @@ class Exchange:
                     f"do and, with several guarded optimizers, in the same order, with the same options. {_ON_PURPOSE}"
                 )
         return findings
-
-    def _gathered(self, own: Finding) -> Findings:
-        return Findings(self._numbers(own, f"the verdict on {_place(own)}"))
 
     def _numbers(self, own: Any, what: str) -> Tensor:
         """The (nested) numbers of every rank, by rank; the shape is the same on each."""

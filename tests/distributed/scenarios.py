@@ -181,7 +181,7 @@ def parameters_go_bad(rank: int) -> Any:
 
 
 def several_bad_tensors(rank: int) -> Any:
-    """Every rank hears of all of them: one collective more, on such steps only."""
+    """Every rank hears of all of them: two collectives more, on such steps only."""
     layout = LAYOUTS["fsdp"](rank, dist.get_world_size())
     optimizer = nanscan.wrap(layout.inner, layout.model)
     _loss(layout, 0, 0, 1, NAN).backward()

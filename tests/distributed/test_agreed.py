@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from nanscan.distributed.agreed import FAILED, FLAGGED, HAS_NAN, AgreedScan, Finding, Findings
+from nanscan.distributed.agreed import AgreedScan
+from nanscan.distributed.findings import FAILED, FLAGGED, HAS_NAN, Finding, Findings
 from nanscan.distributed.holdings import Plan
 
 RANKS = 300

@@ -41,7 +41,7 @@ def test_counts_are_totals_and_each_rank_is_named(ranks: Scenarios) -> None:
 def test_exactly_one_small_collective_a_step_good_or_bad(ranks: Scenarios) -> None:
     for counted, skipped in ranks.run("collectives_of_good_and_bad_steps"):
         assert [len(calls) for calls in counted] == [1, 1, 1, 1] and skipped == 1
-        assert all("allgather" in calls[0] for calls in counted)
+        assert all("allreduce" in calls[0] for calls in counted)
 
 
 def test_ddp_stays_in_step_when_one_rank_alone_has_a_nan(ranks: Scenarios) -> None:
