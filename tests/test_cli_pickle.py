@@ -119,7 +119,11 @@ def test_a_truncated_file_is_exit_code_1_and_says_so(folder: Path, capsys: pytes
         (["nothing.pt"], "'nothing.pt' is not there: give a file, or an object as package.module:object"),
         (["."], "is a folder"),
         (["empty"], "'empty' can't be looked into: the file is empty"),
-        (["user_of_pickle.py"], "can't be looked into: it is no pickle"),
+        (["text"], "can't be looked into: it is no pickle"),
+        (
+            ["user_of_pickle.py"],
+            "is Python source: for an object of it, write user_of_pickle:OBJECT",
+        ),
         (["clean.pt", "--for-process"], "--for-process is about MODULE:OBJECT"),
         (["no_such_module_here:model"], "there is no module 'no_such_module_here'"),
         (["user_of_pickle:nothing"], "'user_of_pickle' has no 'nothing': it has threading, Holder"),
@@ -137,6 +141,7 @@ def test_misuse_is_exit_code_2_and_one_line(
     arguments: list[str], words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Path("empty").touch()
+    Path("text").write_text("hello")
     Path("breaks.py").write_text("import sys\nsys.exit(3)\n")
     Path("needs.py").write_text("import nowhere\n")
     code, out, err = run(capsys, *arguments)

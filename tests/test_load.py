@@ -167,7 +167,7 @@ def zip_of(names: dict[str, bytes]) -> bytes:
         (b"", "is empty"), (b"hello, this is text", "is text: 'hello"), (b"\x89PNG\r\n\x1a\n\0", "a PNG image"),
         (pickle.dumps({"w": 1}), "a plain pickle"), (zip_of({"a.txt": b"hi"}), "zip archive, but no checkpoint"),
         (b"\x1f\x8b\x08\0\0\0", "gzip"), (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
-        (b"PK\3\4" + b"\0" * 100, "end of the archive is missing"), (b"\x7fELF\x02\x01\x01", "first bytes 7f 45 4c 46"),
+        (b"PK\3\4" + b"\0" * 100, "end of the archive is missing"), (b"\x7fOLF\x02\x01\x01", "first bytes 7f 4f 4c 46"),
     ],
 )  # fmt: skip
 def test_a_foreign_file_is_refused_with_what_it_is(tmp_path: Path, content: bytes, reason: str) -> None:

@@ -254,7 +254,7 @@ def test_a_truncated_file_is_told_with_what_came_before(kind: str, share: float)
         (b"\x89HDF\r\n\x1a\n" + bytes(40), "HDF5"),
         (struct.pack("<Q", 40) + b'{"w":{"dtype":"F32"}}' + bytes(60), "safetensors"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "git lfs pull"),
-        (b"<!DOCTYPE html><html></html>", "HTML"),
+        (b"<!DOCTYPE html><html></html>", "web page"),
         (b"hello, world\n" * 10, "no pickle"),
         (b"\xff\xfe\x00\x01" * 50, "no pickle"),
         (bytes(1000), "no pickle"),

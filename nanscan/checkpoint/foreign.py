@@ -12,22 +12,18 @@ from typing import Any
 
 from nanscan.checkpoint import layout
 from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
+from nanscan.foreign_files import kind_by_head, kind_by_members
 from nanscan.messages import warn
 from nanscan.pickling.stream import inspect_pickle
 from nanscan.pickling.where import places_of_names
 
-__all__ = ["check_archive", "missing_class", "refusal"]
+__all__ = ["check_archive", "is_legacy", "missing_class", "refusal"]
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how torch.save began a file before 1.6
 _CHUNK = 1 << 20
 _NAMED = 5
 _MOST = 64 << 20  # bytes of a pickle that is looked into for places
-_KNOWN = {
-    b"\x89PNG": "a PNG image", b"\xff\xd8\xff": "a JPEG image", b"\x89HDF": "an HDF5 file: give it the suffix .h5",
-    b"\x93NUMPY": "a NumPy array file", b"\x1f\x8b": "compressed with gzip: unpack it first", b"%PDF": "a PDF",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first", b"version https://git-lfs": "a Git LFS pointer, not "
-    "the file itself: run git lfs pull", b"<!DOCTYPE": "a web page", b"<html": "a web page",
-}  # fmt: skip
+_KNOWN = {b"\x89HDF": "an HDF5 file: give it the suffix .h5", b"\x93NUMPY": "a NumPy array file"}
 
 
 def check_archive(fd: int, path: str, verify: bool) -> None:
@@ -45,9 +41,19 @@ def check_archive(fd: int, path: str, verify: bool) -> None:
     if "constants.pkl" in names:
         raise CheckpointError(f"{path!r} is a TorchScript archive: load it with torch.jit.load")
     if "data.pkl" not in names:
-        raise CorruptCheckpoint(f"{path!r} is a zip archive, but no checkpoint: it has no data.pkl")
+        what = kind_by_members(member.name for member in members)
+        raise CorruptCheckpoint(
+            f"{path!r} is no checkpoint: it is {what}"
+            if what
+            else f"{path!r} is a zip archive, but no checkpoint: it has no data.pkl"
+        )
     if verify:
         _check_sums(fd, path)
+
+
+def is_legacy(fd: int) -> bool:
+    """Whether the open file has torch's format from before 1.6, in which nothing is verified."""
+    return os.pread(fd, len(_LEGACY), 0) == _LEGACY
 
 
 def _check_head(head: bytes, path: str) -> None:
@@ -65,9 +71,9 @@ def _looks_like(head: bytes) -> str:
         return "is empty (0 bytes)"
     if not head.strip(b"\0"):
         return "begins with zeros, as a file does whose content never reached the disk"
-    for start, what in _KNOWN.items():
-        if head.startswith(start):
-            return f"is {what}"
+    known = next((text for start, text in _KNOWN.items() if head.startswith(start)), None) or kind_by_head(head)
+    if known:
+        return f"is {known}"
     if head[8:9] == b"{" and head[6:8] == b"\0\0":  # the length of a header, then the header
         return "is a safetensors file: give it the suffix .safetensors"
     if re.match(rb"\x80[\x02-\x05]", head):
@@ -110,6 +116,8 @@ def refusal(path: str, error: Exception) -> CheckpointError:
         found = inspect_pickle(path)
     except Exception:  # what torch says has to do
         return CheckpointError(f"{path!r} is refused by weights_only=True: {_said(error)}")
+    if found.error:
+        return CorruptCheckpoint(f"{path!r} is corrupt: {found.error}. Use an older checkpoint or another copy.")
     dangers = [use.danger for use in found.dangerous if use.danger]
     if dangers:
         return CheckpointError(

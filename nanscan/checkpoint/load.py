@@ -5,7 +5,9 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import re
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +23,16 @@ from nanscan.errors import CheckpointError, CorruptCheckpoint
 
 __all__ = ["load", "verify_file"]
 
+_OF_DAMAGE = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    struct.error,
+)
 _NO_DEVICE = ("Attempting to deserialize object on", "don't know how to restore data location")
 
 
@@ -129,7 +141,13 @@ def _load_verified(path: str, fd: int, seal: digest.Seal, map_location: Any, wei
 def _load_plain(path: str, fd: int, map_location: Any, weights_only: bool) -> Any:
     with os.fdopen(os.dup(fd), "rb") as file:
         file.seek(0)
-        return _torch_load(path, file, map_location, weights_only)
+        try:
+            return _torch_load(path, file, map_location, weights_only)
+        except _OF_DAMAGE as error:
+            own_code = callable(map_location) or not weights_only
+            if own_code or isinstance(error, CheckpointError) or "allocate" in str(error) or not foreign.is_legacy(fd):
+                raise
+            raise _unreadable(path, error) from error
 
 
 def _torch_load(path: str, file: Any, map_location: Any, weights_only: bool) -> Any:
@@ -151,7 +169,9 @@ def _torch_load(path: str, file: Any, map_location: Any, weights_only: bool) -> 
             raise
         if any(words in str(error) for words in _NO_DEVICE):
             raise _of_another_device(path, error) from error
-        if "PytorchStreamReader" not in str(error):
+        if "maximum supported version for reading" in str(error):
+            raise _of_the_future(path, error) from error
+        if "PytorchStreamReader" not in str(error) and "inline_container" not in str(error):
             raise
         raise _unreadable(path, error) from error
 
@@ -164,5 +184,18 @@ def _of_another_device(path: str, error: Exception) -> CheckpointError:
     )
 
 
+def _of_the_future(path: str, error: Exception) -> CheckpointError:
+    versions = re.search(r"with version (\d+), but the maximum supported version for reading is (\d+)", str(error))
+    said = f"version {versions[1]} of the format, this one reads up to {versions[2]}" if versions else str(error)
+    return CheckpointError(
+        f"{path!r} was written by a newer PyTorch than this one, {torch.__version__} ({said}): update PyTorch, or save "
+        "it again there as a state_dict in an older format (safetensors)"
+    )
+
+
 def _unreadable(path: str, error: Exception) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"{path!r} is no checkpoint that can be read: {str(error).splitlines()[0]}")
+    said = next(iter(str(error).splitlines()), "")
+    name = "" if isinstance(error, (RuntimeError, OSError, pickle.UnpicklingError)) else f"{type(error).__name__}: "
+    return CorruptCheckpoint(
+        f"{path!r} is no checkpoint that can be read: {name}{said}. Use an older checkpoint or another copy."
+    )

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from nanscan.errors import CheckpointSystemError
+from nanscan.foreign_files import kind_of_folder
 
 __all__ = ["full_disk_survived", "refused"]
 
@@ -39,7 +40,9 @@ def refused(error: OSError, path: str, doing: str, needed: int | None = None, af
         after: what holds now, one sentence.
     """
     number = error.errno or errno.EIO
-    reason = _full(number, path, needed) or _CURE.get(number) or (error.strerror or str(error)).lower()
+    folder = kind_of_folder(path) if number == errno.EISDIR and doing == "load" else None
+    known = f"it is {folder}" if folder else _full(number, path, needed) or _CURE.get(number)
+    reason = known or (error.strerror or str(error)).lower()
     text = f"cannot {doing} {path!r}: {reason}"
     return CheckpointSystemError(number, f"{text}. {after}".rstrip(". ") + "." if after else text, path)
 

@@ -14,6 +14,7 @@ import click
 from nanscan.cli.output import common_options, plural, print_json, print_lines, printable
 from nanscan.cli.progress import working
 from nanscan.cli.verb import FileName, Verb
+from nanscan.foreign_files import kind_of_folder
 from nanscan.tables import print_table, show_bytes
 
 if TYPE_CHECKING:
@@ -61,7 +62,15 @@ def _file(path: Path, as_json: bool) -> int:
         from nanscan.pickling.stream import NotAPickle, inspect_pickle
 
     if path.is_dir():
-        raise click.ClickException(f"'{printable(str(path))}' is a folder: give a file")
+        what = kind_of_folder(path)
+        raise click.ClickException(
+            f"'{printable(str(path))}' is {what}" if what else f"'{printable(str(path))}' is a folder: give a file"
+        )
+    if path.suffix == ".py" and path.is_file():
+        name = printable(path.stem)
+        raise click.ClickException(
+            f"'{printable(str(path))}' is Python source: for an object of it, write {name}:OBJECT"
+        )
     if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):  # it would be waited for; those have a writer
         raise click.ClickException(f"'{printable(str(path))}' is a named pipe, not a regular file: give a file")
     try:

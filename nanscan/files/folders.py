@@ -11,6 +11,7 @@ from pathlib import Path
 from nanscan.errors import CorruptCheckpoint
 from nanscan.files.formats import SUFFIXES
 from nanscan.files.source import UnreadableFile
+from nanscan.foreign_files import kind_of_folder
 
 __all__ = ["INDEX_SUFFIX", "Index", "expand"]
 
@@ -100,6 +101,8 @@ def _in_folder(folder: Path) -> list[Path]:
             continue
         visited.add(real)
         folders[:] = sorted(name for name in folders if not name.startswith("."))
+        if kind_of_folder(here):
+            found.append(Path(here))  # what is not read has to be said
         found += [Path(here, name) for name in sorted(files, key=_index_first) if _is_known(name)]
     if not found:
         known = ", ".join(sorted(SUFFIXES))

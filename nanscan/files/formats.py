@@ -14,6 +14,7 @@ from nanscan.files.safetensors_file import looks_like_safetensors, read_safetens
 from nanscan.files.source import FileBytes, UnreadableFile, read_bytes
 from nanscan.files.torch_legacy import read_pickle
 from nanscan.files.torch_zip import ZipMembers, read_torch_zip
+from nanscan.foreign_files import kind_by_head, kind_by_members, kind_of_folder
 
 __all__ = ["SUFFIXES", "open_file"]
 
@@ -22,17 +23,6 @@ SUFFIXES = frozenset({
 })  # fmt: skip
 _PICKLES = SUFFIXES - {".safetensors", ".h5", ".hdf5", ".npz", ".npy"}
 _USER_BLOCKS = (0, 512, 1024, 2048, 4096)  # an HDF5 file may begin behind somebody else's header
-_FOREIGN = {
-    b"version https://git-lfs": "a Git LFS pointer, not the file itself: run git lfs pull",
-    b"<!DOCTYPE": "a web page, not a checkpoint: the download went wrong",
-    b"<html": "a web page, not a checkpoint: the download went wrong",
-    b"\x1f\x8b": "compressed with gzip: unpack it first",
-    b"\x28\xb5\x2f\xfd": "compressed with zstd: unpack it first",
-    b"BZh": "compressed with bzip2: unpack it first",
-    b"\xfd7zXZ": "compressed with xz: unpack it first",
-    b"GGUF": "a GGUF file, for which there is no reader",
-    b"{": "JSON, which holds no tensors",
-}
 
 
 @contextmanager
@@ -47,6 +37,9 @@ def open_file(path: Path) -> Iterator[Contents]:
     if not path.is_file():
         if path.exists() and not path.is_dir():
             raise UnreadableFile("it is neither a file nor a folder")
+        folder = kind_of_folder(path)
+        if folder:
+            raise UnreadableFile(f"it is {folder}")
         open(path, "rb").close()  # says why
     with open(path, "rb", buffering=0) as opened:
         file = FileBytes(opened, 0, opened.seek(0, 2))
@@ -78,6 +71,9 @@ def _read_zip(zipped: ZipMembers) -> Contents:
         return read_npz(zipped)
     if not zipped.members:
         return Contents("npz", [])  # what numpy.savez makes of nothing
+    what = kind_by_members(zipped.members)
+    if what:
+        raise UnreadableFile(f"it is {what}")
     raise CorruptCheckpoint("it is a zip, but neither one of torch.save nor an .npz: no data.pkl and no arrays in it")
 
 
@@ -89,8 +85,6 @@ def _looks_like_pickle(path: Path, start: bytes) -> bool:
     """Protocol 2 and later begin with 0x80 and their number; 0 and 1 are believed where the suffix fits."""
     if len(start) >= 2 and start[0] == 0x80 and start[1] <= 5:
         return True
-    if any(start.startswith(magic) for magic in _FOREIGN):
-        return False
     return path.suffix.lower() in _PICKLES and start[:1] in b"()]}c" and len(start) > 1
 
 
@@ -99,7 +93,7 @@ def _foreign(path: Path, file: FileBytes, start: bytes) -> Exception:
     if is_tar:
         return UnreadableFile("it is a tar archive (PyTorch before 0.2 saved such): load it there and save it again")
     known = path.suffix.lower() in SUFFIXES
-    what = next((text for magic, text in _FOREIGN.items() if start.startswith(magic)), None)
+    what = kind_by_head(start) or ("JSON, which holds no tensors" if start[:1] == b"{" else None)
     if what is None:
         what = "empty" if file.size == 0 else f"of no known format (it begins with {start[:8]!r})"
     if known:

@@ -12,6 +12,7 @@ from typing import IO
 
 import torch
 
+from nanscan.foreign_files import kind_by_head, kind_by_members
 from nanscan.pickling.opcodes import Global, Trace, follow
 
 __all__ = ["NotAPickle", "Part", "item_size", "kind_of", "parts_of"]
@@ -19,19 +20,10 @@ __all__ = ["NotAPickle", "Part", "item_size", "kind_of", "parts_of"]
 Part = tuple[str, Trace]  # where in the file, what it does
 _MAGIC = 0x1950A86A20F9469CFC6C  # torch.serialization.MAGIC_NUMBER
 _LEGACY = ("magic number", "protocol version", "system information", "object", "storage keys")
-_FOREIGN = {
-    b"\x1f\x8b": "gzip-compressed: unpack it first",
-    b"BZh": "bzip2-compressed: unpack it first",
-    b"\xfd7zXZ": "xz-compressed: unpack it first",
-    b"\x28\xb5\x2f\xfd": "zstd-compressed: unpack it first",
+_NO_PICKLES = {
     b"\x89HDF": "an HDF5 file, which holds no pickle",
     b"\x93NUMPY": "a NumPy array file; nanscan scan reads it",
-    b"GGUF": "a GGUF file, which holds no pickle",
-    b"\x7fELF": "a program or shared library",
-    b"%PDF": "a PDF file",
-    b"\x89PNG": "a PNG image",
     b"<": "text (HTML or XML: an error page in place of the download?)",
-    b"version https://git-lfs": "a Git LFS pointer: the file itself was not downloaded (git lfs pull)",
 }
 
 
@@ -52,9 +44,9 @@ def kind_of(stream: IO[bytes]) -> str:
         raise NotAPickle("the file is empty")
     if head.startswith(b"PK\x03\x04"):
         return "torch zip archive"
-    for magic, what in _FOREIGN.items():
-        if head.startswith(magic):
-            raise NotAPickle(f"it is {what}")
+    what = kind_by_head(head) or next((what for magic, what in _NO_PICKLES.items() if head.startswith(magic)), None)
+    if what:
+        raise NotAPickle(f"it is {what}")
     if head[8:9] == b"{" and struct.unpack("<Q", head[:8])[0] < 1 << 40:
         raise NotAPickle("it is a safetensors file, which holds no pickle")
     if not any(head):
@@ -86,7 +78,7 @@ def _of_zip(stream: IO[bytes]) -> Iterator[Part]:
         return
     names = [name for name in archive.namelist() if name.rpartition("/")[2].endswith(".pkl")]
     if not names:
-        raise NotAPickle("it is a zip archive without a data.pkl")
+        raise NotAPickle(f"it is {kind_by_members(archive.namelist()) or 'a zip archive without a data.pkl'}")
     for name in names:
         try:
             with archive.open(name) as entry:
