@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nanscan import BatchProblem, BatchSpec, check_batch
+from nanscan import BatchProblem, BatchSpec, FieldSpec, check_batch
 
 IMAGES = torch.rand(2, 3, 4, 4)
 BINARY = torch.tensor([[[0, 255], [255, 0]]]).repeat_interleave(2, 1).repeat_interleave(2, 2).expand(2, 4, 4).clone()
@@ -80,6 +80,50 @@ def test_boxes_of_every_usual_form_and_rows_that_fill_up_pass(batch: Any) -> Non
 
 
 # --- lengths
+
+
+def test_a_target_whose_boxes_and_labels_differ_in_number_is_named() -> None:
+    images, (target,) = targets([1, 1, 4, 4], [2, 2, 5, 5])
+    target["labels"] = target["labels"][:1]
+    problem = only((images, [target]))
+    assert (problem.path, problem.kind) == ('batch[1][0]["labels"]', "size")
+    assert problem.reason == 'has 1 entries, batch[1][0]["boxes"] has 2 boxes: each box needs its label'
+    assert check_batch((images, [{"boxes": target["boxes"], "label": torch.tensor([3])}])) == []  # of the image
+
+
+# --- what stands for missing data
+
+
+@pytest.mark.parametrize("missing", [-3.4028234e38, 9.96921e36, 1e20])
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_number_that_stands_for_missing_data_is_a_warning(missing: float, place: int) -> None:
+    batch = (torch.rand(4, 3), torch.rand(4, 3))
+    batch[place][2, 1] = missing
+    problem = only(batch)
+    assert (problem.path, problem.first, problem.severity) == (f"batch[{place}][2]", (1,), "warning")
+    assert (
+        "1 of 12 values" in problem.reason
+        and "square" in problem.reason
+        and "stand-in for missing data" in problem.reason
+    )
+    for _ in range(2):  # the second time the compiled check answers
+        assert check_batch((torch.rand(4, 3) * 1e19, batch[1 - place])) == []
+    fields = {"0": FieldSpec(), "1": FieldSpec(min=-math.inf, max=math.inf)}
+    assert check_batch(batch, BatchSpec(fields=fields)) == []
+    assert check_batch({"x": torch.rand(2, 2), "attn_bias": torch.tensor([[0.0, missing]] * 2)}) == []
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
+@pytest.mark.parametrize("known", [{}, {"num_classes": 3}])
+def test_a_label_that_was_nan_before_it_was_cast_is_said_to_be_one(dtype: torch.dtype, known: dict[str, Any]) -> None:
+    labels = torch.tensor([1, 0, 2, 1], dtype=dtype)
+    spec = BatchSpec(**known)
+    for _ in range(2):
+        assert check_batch((torch.rand(4, 3), labels), spec) == []
+    labels[2] = torch.iinfo(dtype).min  # what a processor makes of NaN
+    problem = only((torch.rand(4, 3), labels), spec)
+    assert problem.path == "batch[1][2]" and "1 of 4 bad" in problem.reason
+    assert "what a NaN becomes when it is cast to integers" in problem.reason
 
 
 def test_an_empty_sequence_is_a_warning_and_a_negative_length_an_error() -> None:

@@ -53,6 +53,8 @@ FAULTS: dict[str, Any] = {
     "nearly constant": lambda batch: batch["image"][2].fill_(0.25)[0, 3, 6].fill_(0.5),
     "dark twice": lambda batch: batch["image"].div_(255.0),
     "pixels": lambda batch: batch["image"].mul_(255.0).round_(),
+    "huge": lambda batch: batch["depth"][1, 1].fill_(-1e20),
+    "nan cast": lambda batch: batch["labels"][1].fill_(torch.iinfo(batch["labels"].dtype).min),
     "out of range": lambda batch: batch["depth"][1, 1].fill_(-5.0),
 }
 

@@ -126,6 +126,13 @@ def test_a_batch_without_names_is_tokens_if_it_is_an_integer_matrix() -> None:
     assert only((ints([1, 10]), ints([1, 2])), TEN).reason.startswith("batch[0][0, 1] = 10")
 
 
+def test_a_token_in_a_list_of_sequences_of_their_own_length_is_named_with_sample_and_place() -> None:
+    for given in ([ints(1, 2, 3), ints(4, 10)], [[1, 2, 3], [4, 10]]):
+        problem = only({"input_ids": given}, BatchSpec(vocab_size=10))
+        assert problem.path == 'batch["input_ids"][1]' and problem.first == (1,)
+        assert problem.reason.startswith("input_ids[1, 1] = 10, vocabulary 10 (max 9); 1 of 2 bad")
+
+
 def test_negative_ids_are_named() -> None:
     assert only({"input_ids": ints([-1, 2])}, TEN).reason.startswith("input_ids[0, 0] = -1 (negative), vocabulary 10")
     assert "padding id" in only({"input_ids": ints([1, -100])}, TEN).reason

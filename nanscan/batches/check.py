@@ -12,6 +12,7 @@ from torch import Tensor
 from nanscan import engine
 from nanscan.batches.classes import judge_uint8_targets
 from nanscan.batches.finite import nonfinite
+from nanscan.batches.huge import HUGE, judge_huge
 from nanscan.batches.images import judge_scale
 from nanscan.batches.plan import Answer, Plan, Question, numbers, plan_for
 from nanscan.batches.problem import BatchProblem
@@ -35,6 +36,7 @@ def check_batch(batch: Any, spec: BatchSpec | None = None) -> list[BatchProblem]
     - labels that are all the ignore index; padding and attention masks that hide every key of a sample;
     - bounding boxes without area, lengths of 0 (a warning), masks of 0 and 255 as targets (a warning);
     - empty fields, and inputs and labels that differ in their number of samples;
+    - finite values whose square is Inf, as of a number that stands for missing data (a warning);
     - images that look unscaled, scaled twice, or constant (warnings; an image of zeros is taken for padding);
     - with a spec: labels, tokens, positions, lengths, values, dtypes and shapes other than it allows.
 
@@ -128,7 +130,8 @@ def _scanned(plan: Plan, values: Sequence[Tensor], spec: BatchSpec) -> list[Batc
             reason = f"cannot be checked: it {bad.reason}"
             unreadable.append(BatchProblem(field.path, reason, 1, None, "warning", "unreadable", field.field))
             chosen = [i for position, i in enumerate(chosen) if position != bad.position]
-    if scan.finite and not plan.scales and not plan.targets:
+    huge = bool(plan.squared) and scan.inf_norm > HUGE[0]
+    if scan.finite and not plan.scales and not plan.targets and not huge:
         return unreadable
     rows = {position: row for row in scan.rows() for position in (row.position, *row.also)}
     found = unreadable
@@ -145,6 +148,8 @@ def _by_row(plan: Plan, i: int, value: Tensor, row: Row, spec: BatchSpec) -> lis
     if i in plan.scales:
         told = spec.value_range is not None or (known is not None and known.bounded)
         found += judge_scale(field, numbers(value), row.inf_norm, told)
+    if i in plan.squared and row.inf_norm > HUGE[0]:
+        found += judge_huge(field, numbers(value))
     if i in plan.targets and row.inf_norm == 255.0:
         found += judge_uint8_targets(field, numbers(value))
     return found

@@ -15,6 +15,8 @@ from nanscan.report import unravel
 __all__ = ["UINT8_TARGETS", "allowed_classes", "judge_classes", "judge_probabilities", "judge_uint8_targets"]
 
 _PIXEL_MAX = 255
+_CAST_NANS = (-(2**63), -(2**31))  # the smallest number of int64 and of int32
+_CAST_NAN = "; that is what a NaN becomes when it is cast to integers: look for missing labels before the cast"
 UINT8_TARGETS = (math.nextafter(_PIXEL_MAX, 0.0), float(_PIXEL_MAX))  # magnitudes above, up to: look again
 
 
@@ -22,6 +24,8 @@ def judge_classes(field: Field, value: Tensor, low: float, high: float, spec: Ba
     """Integer labels whose least and largest value are `low` and `high`; the fast answer is that all is well."""
     classes = allowed_classes(spec)
     within = high != _PIXEL_MAX if classes is None else high < classes
+    if classes is None and low in _CAST_NANS:
+        return [_cast_nan(field, value, int(low))]
     if low >= 0 and within and not (low == high and low in spec.ignored):
         return []
     valid = torch.ones_like(value, dtype=torch.bool)
@@ -63,9 +67,20 @@ def _out_of_range(
     return BatchProblem(path, reason, count, within, "error", "label", field.field)
 
 
+def _cast_nan(field: Field, value: Tensor, low: int) -> BatchProblem:
+    """Whatever the number of classes is, this is none."""
+    bad = value == low
+    count, index = int(bad.sum()), _first(bad)
+    path, within = field.at(index)
+    reason = f"{field.name}: {_sample(field, index)} has {low}; {count} of {value.numel()} bad{_CAST_NAN}"
+    return BatchProblem(path, reason, count, within, "error", "label", field.field)
+
+
 def _guess(valid: Tensor, bad: Tensor, classes: int) -> str:
     """What such labels usually are."""
     low, high = int(bad.min()), int(bad.max())
+    if low in _CAST_NANS:
+        return _CAST_NAN
     if low == high == _PIXEL_MAX and classes == 2 and bool(((valid == 0) | (valid == _PIXEL_MAX)).all()):
         return "; 0 and 255 look like a uint8 mask: divide by 255 (or give ignore_index=255 here and to the loss)"
     if low == high and low in (-1, -100, _PIXEL_MAX):

@@ -58,6 +58,12 @@ class Field:
     def path(self) -> str:
         return path_of(self.steps)
 
+    @property
+    def place(self) -> tuple[int, ...]:
+        """Where it stands in the lists under its name: `(1,)` for `batch["input_ids"][1]`."""
+        named = [i for i, (kind, key) in enumerate(self.steps) if kind == "a" or isinstance(key, str)]
+        return tuple(int(key) for _, key in self.steps[named[-1] + 1 :]) if named else ()
+
     def at(self, index: Sequence[int]) -> tuple[str, tuple[int, ...]]:
         """The path of the sample that holds element `index`, and the index within that sample."""
         place = tuple(index)

@@ -14,6 +14,7 @@ from torch import Tensor
 from nanscan.batches.boxes import any_without_area, judge_boxes
 from nanscan.batches.classes import UINT8_TARGETS, allowed_classes, judge_classes, judge_probabilities
 from nanscan.batches.fields import Field, fields_of, is_int
+from nanscan.batches.huge import HUGE, may_be_huge
 from nanscan.batches.images import any_may_be_constant, judge_constant, judge_range, odd_scales
 from nanscan.batches.masks import any_row_masked, judge_mask
 from nanscan.batches.problem import BatchProblem
@@ -55,9 +56,10 @@ class Plan:
         floats: which leaves are scanned for NaN and Inf.
         scales: which of these are images whose largest magnitude is looked at.
         targets: which of these are floating-point labels of which nothing is known.
+        squared: which of these a loss may square, so that huge ones are looked for.
         questions: what else is asked of the values.
         converted: True if a tensor has a dtype that has to be converted each time.
-        odd_magnitudes: of a leaf: largest magnitudes (above, up to) at which `scales` and `targets` look again.
+        odd_magnitudes: of a leaf: largest magnitudes (above, up to) at which one of these three looks again.
         quick: says of a batch that all is well (False: not known); None: there is no such shortcut.
     """
 
@@ -66,6 +68,7 @@ class Plan:
     floats: list[int] = field(default_factory=list)
     scales: list[int] = field(default_factory=list)
     targets: list[int] = field(default_factory=list)
+    squared: list[int] = field(default_factory=list)
     questions: list[Question] = field(default_factory=list)
     converted: bool = False
     odd_magnitudes: dict[int, list[tuple[float, float]]] = field(default_factory=dict)
@@ -93,6 +96,10 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         plan.questions.append(Question(i, _extremes, partial(_bounded, one, bounds, spec), bounds, _within(*bounds)))
     elif known == FieldSpec():
         return
+    elif may_be_huge(one, spec):
+        plan.squared.append(i)
+        _ask_floats(plan, i, one, spec)
+        plan.odd_magnitudes.setdefault(i, []).append(HUGE)
     elif is_int(one.dtype):
         _ask_integers(plan, i, one, spec)
     elif one.dtype.is_floating_point:
@@ -173,7 +180,7 @@ def _valid_classes(spec: BatchSpec, most_known: bool) -> Quick | None:
     classes = allowed_classes(spec)
     if classes is not None:
         return Quick("within", 0.0, classes - 1.0, ignored)
-    return Quick("within", -math.inf, math.inf if most_known else 254.0, None if ignored == 255 else ignored)
+    return Quick("within", 1.0 - 2**31, math.inf if most_known else 254.0, None if ignored == 255 else ignored)
 
 
 def _mask_quick(one: Field) -> Quick | None:

@@ -92,7 +92,25 @@ def _sizes(fields: Sequence[Field]) -> list[BatchProblem]:
     families: dict[tuple[Step, ...], list[Field]] = {}
     for field in fields:
         families.setdefault(field.steps[:-1], []).append(field)
-    return [problem for family in families.values() for problem in _sizes_in(family)]
+    return [problem for family in families.values() for problem in (*_sizes_in(family), *_labels_of_boxes(family))]
+
+
+def _labels_of_boxes(family: Sequence[Field]) -> list[BatchProblem]:
+    """In a target of one sample each box has a label."""
+    boxes = next((f for f in family if f.role == "box" and not f.batched and len(f.shape) == 2), None)
+    labels = [
+        f for f in family if f.role == "label" and not f.batched and f.shape and f.name.lower().endswith("labels")
+    ]
+    return [
+        BatchProblem(
+            field.path,
+            f"has {field.shape[0]} entries, {boxes.path} has {boxes.shape[0]} boxes: each box needs its label",
+            kind="size",
+            field=field.field,
+        )
+        for field in labels
+        if boxes is not None and field.shape[0] != boxes.shape[0]
+    ]
 
 
 def _sizes_in(family: Sequence[Field]) -> list[BatchProblem]:

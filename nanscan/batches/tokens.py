@@ -24,8 +24,9 @@ def judge_ids(field: Field, value: Tensor, low: float, high: float, spec: BatchS
     path, within = field.at(index)
     first = int(value[index])
     table = {"token": f"vocabulary {size}", "type": f"{size} token types"}.get(field.role, f"{size} positions")
+    where = ", ".join(map(str, (*field.place, *index)))
     reason = (
-        f"{field.name}[{', '.join(map(str, index))}] = {first}{' (negative)' if first < 0 else ''}, {table} "
+        f"{field.name}[{where}] = {first}{' (negative)' if first < 0 else ''}, {table} "
         f"(max {size - 1}); {count} of {value.numel()} bad{_guess(first, size, field, spec)}{_source(spec, field)}"
     )
     return [BatchProblem(path, reason, count, within, "error", "token", field.field)]
