@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 import nanscan
 from tests.distributed.scenarios import NAN, collectives, step_of, told
 
-STEPS = 24
+STEPS = 30
 INF = float("inf")
 
 
