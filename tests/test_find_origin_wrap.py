@@ -196,7 +196,8 @@ def test_a_gradient_penalty_that_fails_in_consecutive_steps_is_named_at_the_seco
         (gradient,) = torch.autograd.grad(net(x).sum(), x, create_graph=True)
         ((gradient.square().sum(1).sqrt() - 1) ** 2).mean().backward()  # the penalty
         optimizer.step()
-    origin = optimizer.last_report.origin  # neither the model nor the gradient of its output had shown a thing
+    first, origin = (report.origin for report in optimizer.history)
+    assert (first.op, first.phase) == ("loss", "backward") and "a penalty on weights or gradients" in first.hint
     assert origin.op == "SqrtBackward0" and origin.code.endswith("# the penalty")
 
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from nanscan.names import clean
 from nanscan.origin.ranges import bad_counts, range_of
 from nanscan.origin.record import Origin
 
-__all__ = ["loss_nodes", "loss_origin"]
+__all__ = ["beside_origin", "loss_nodes", "loss_origin"]
 
 MAX_NODES = 12
+_NEXT = "it is traced, and the next such step names the op; or put `with nanscan.trace(model):` around a step yourself"
 # What can turn finite numbers into NaN or Inf in backward or forward; the others of a loss only add, select or reshape.
 _RISKY = (
     "Div",
@@ -63,11 +65,29 @@ def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str], 
         hint=_masked(masked)
         + (_scaled(bad) if loss is None and not counts[0] else "")
         + (
-            "no op of the model makes a NaN or Inf when it is run again: the loss function made it. From now on it is "
-            "traced, and the next such step names the op; or put `with nanscan.trace(model):` around a step yourself"
-            + ("" if loss is not None else ", and give the loss to optimizer.observe(loss)")
+            "no op of the model makes a NaN or Inf when it is run again: the loss function made it. From now on "
+            f"{_NEXT}" + ("" if loss is not None else ", and give the loss to optimizer.observe(loss)")
         ),
     )
+
+
+def beside_origin(model: nn.Module | None) -> Origin | None:
+    """The origin where weights have a bad gradient that came to them on another way than through the model's output."""
+    named = [] if model is None else model.named_parameters()
+    for name, weight in named:
+        if weight.grad is not None and bad_counts(weight.grad) != (0, 0):
+            return Origin(
+                kind="nan" if bad_counts(weight.grad)[0] else "inf",
+                phase="backward",
+                op="loss",
+                outputs=(range_of(f"gradient of {clean(name)}", weight.grad),),
+                hint=(
+                    "neither the model, when it is run again, nor the gradient of its output shows a NaN or Inf: what "
+                    "is added beside it made it, as a penalty on weights or gradients, or it does not repeat. From now "
+                    f"on {_NEXT}"
+                ),
+            )
+    return None
 
 
 def _masked(output: Tensor | None) -> str:

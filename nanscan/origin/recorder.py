@@ -21,7 +21,7 @@ from nanscan.names import unwrapped
 from nanscan.origin.between import LossTrace
 from nanscan.origin.dispatch import unseen
 from nanscan.origin.frames import Place, place_of, source_of
-from nanscan.origin.loss import loss_nodes, loss_origin
+from nanscan.origin.loss import beside_origin, loss_nodes, loss_origin
 from nanscan.origin.ops import tensors_in
 from nanscan.origin.ranges import bad_counts
 from nanscan.origin.record import Origin
@@ -173,7 +173,7 @@ class Recorder:
         loss = next((t for t in self._losses if not _finite(t)), None)
         self.loss_trace.arm()  # also where it asks for gradients of its own: a gradient penalty
         if bad is None and loss is None:
-            return None
+            return beside_origin(self.model)
         masked = next((t for call in self._calls for t in call.outputs if not _finite(t)), None)
         return loss_origin(loss, bad, loss_nodes(loss) if loss is not None else [], masked)
 
