@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -76,6 +77,26 @@ def test_an_inf_weight_is_named_also_where_its_layer_makes_nan_of_it() -> None:
         model.weight[0, 0] = -INF
     origin = origins_of(lambda: model(torch.zeros(2, 4)).sum().backward(), model)[0]
     assert (origin.op, origin.kind, origin.name) == ("parameter", "inf", "weight")
+
+
+class Several(nn.Module):
+    def forward(self, first: Tensor, *rest: Tensor) -> Tensor:
+        return first + sum(rest)
+
+
+def test_an_argument_is_called_as_in_the_forward_of_the_users_own_module() -> None:
+    good, bad = torch.ones(2), torch.tensor([1.0, math.nan])
+    wrapped = torch.compile(nn.Linear(2, 1), backend="eager"), nn.DataParallel(nn.Linear(2, 1))
+    for model, args, name in (
+        (wrapped[0], (bad,), "input"),
+        (wrapped[1], (bad,), "input"),
+        (Several(), (bad, good), "first"),
+        (Several(), (good, good, bad), "rest[1]"),
+    ):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # a compiled model is traced as the eager one
+            (origin, *_) = origins_of(lambda model=model, args=args: model(*args), model)
+        assert (origin.op, origin.name) == ("input", name)
 
 
 def test_a_bad_weight_is_described_as_the_parameter_and_not_as_the_view_that_was_read() -> None:

@@ -103,9 +103,7 @@ class ModuleStack:
         for reference, module, position in self._given:
             given = reference()
             if given is not None and key is not None and storage_key(given) == key:
-                names = list(inspect.signature(module.forward).parameters)
-                last = f"{names[-1]}[{position - len(names) + 1}]"
-                return (names[position] if position < len(names) else last), given
+                return _argument_name(module, position), given
         return None
 
     def owner(self, tensor: Tensor) -> Owned | None:
@@ -133,6 +131,17 @@ class ModuleStack:
         """("parameter" or "buffer", its name) for a tensor that shares a parameter's or buffer's memory, else None."""
         found = self.owner(tensor)
         return None if found is None else (found.kind, found.name)
+
+
+def _argument_name(module: nn.Module, position: int) -> str:
+    """What the forward of the user's own module calls an argument; those of `*inputs` are `inputs[0]`, …."""
+    own = getattr(unwrapped(module), "_orig_mod", unwrapped(module))
+    parameters = list(inspect.signature(own.forward).parameters.values())
+    single = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    if position < len(single):
+        return single[position]
+    rest = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "input")
+    return f"{rest}[{position - len(single)}]"
 
 
 def is_compiled(module: nn.Module | None) -> bool:
