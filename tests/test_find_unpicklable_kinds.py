@@ -92,7 +92,7 @@ _KINDS: dict[str, tuple[Any, str, str, str]] = {
         "pool",
         "make it where it is used",
     ),
-    "future": (concurrent.futures.Future, "concurrent.futures._base.Future", "workers", "__getstate__"),
+    "future": (concurrent.futures.Future, "concurrent.futures._base.Future", "workers", "result()"),
     "asyncio loop": (asyncio.new_event_loop, None, "event loop", "__getstate__"),
     "coroutine": (lambda: _closed(_coroutine()), "coroutine", "running code", "__iter__"),
     "async generator": (_async_generator, "async_generator", "running code", "__iter__"),

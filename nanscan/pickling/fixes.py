@@ -14,7 +14,7 @@ from nanscan.pickling.plain_forms import plain_form
 from nanscan.pickling.restore import refuses_to_be_saved
 from nanscan.pickling.safe_globals import allowed_objects
 
-__all__ = ["BARE_STORAGE", "MEMMAP", "RENAME", "plain_refusal", "raised", "refined", "refused_type", "said"]
+__all__ = ["BARE_STORAGE", "MEMMAP", "plain_refusal", "raised", "refined", "refused_type", "rename", "said"]
 
 _FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "lr_lambda", "_scale_fn_custom", "_anneal_func")
 MEMMAP = "what is loaded is an array in memory, without the file: keep the file's name and map it lazily"
@@ -22,7 +22,6 @@ BARE_STORAGE = (
     "plain pickle does not take a bare storage; torch.save does",
     "keep a tensor of it: torch.tensor([], dtype=torch.uint8).set_(storage)",
 )
-RENAME = "keep it under that name at the top of its module"
 
 
 def refined(place: Place, reason: str, fix: str, severity: str) -> tuple[str, str]:
@@ -44,6 +43,16 @@ def refined(place: Place, reason: str, fix: str, severity: str) -> tuple[str, st
         holds = "holds its tensors" if _is_model(place.value) else "does not hold it"
         fix = f"{fix}; the model's state_dict() {holds} and can be saved"
     return reason, fix
+
+
+def rename(value: Any) -> str:
+    """What to do with a value that is saved under a name which is not its own."""
+    if type(value).__name__ == "_lru_cache_wrapper":
+        return (
+            "put functools.lru_cache over a function at the top of a module; or drop the cache in __getstate__ and "
+            "make it again in __setstate__ (nanscan.TransientState does both)"
+        )
+    return "keep it under that name at the top of its module"
 
 
 def refused_type(value: Any) -> tuple[str, str] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COMPILED", "HANDLE", "SCRIPT", "Kind", "kind_of"]
+__all__ = ["COMPILED", "PICKLE_BUT_NO_MORE", "SCRIPT", "Kind", "kind_of"]
 
 
 class Kind(NamedTuple):
@@ -26,12 +26,13 @@ _SHARED = Kind(
     "it may only pass to another process while that one is started (inheritance)",
     "pass it as an argument of Process or to the pool's initializer; drop it in __getstate__ for saving",
 )
-HANDLE = Kind(
+_HANDLE = Kind(
     "only the number of its handle would be saved, which means nothing in another process and belongs to two owners in "
     "this one",
     "pass it as an argument of Process; drop it in __getstate__ for saving",
 )
 _POOL = Kind("a pool of workers lives in this process", "drop it in __getstate__ and make it where it is used")
+_FUTURE = Kind("it waits for a pool of workers in this process", "keep its result: x.result(), or x.get()")
 _FILE = Kind(
     "an open file is a handle of this process",
     "keep the path (and position) and open the file lazily; drop the handle in __getstate__ (nanscan.TransientState)",
@@ -91,7 +92,16 @@ COMPILED = Kind(
     "a compiled model holds what torch.compile made in this process",
     "save model._orig_mod.state_dict(): the inner model's, whose keys have no '_orig_mod.' in front",
 )
-_PROXY = Kind("it stands for an object of a server process", "pass it as an argument of Process, or keep a copy")
+_PROXY = Kind(
+    "only the address of a manager's server process would be saved: it loads in no later run",
+    "keep a copy of what it holds: dict(x), list(x), x.value; to another process pass it as an argument of Process",
+)
+_PROGRAM = Kind("an exported program pickles and does not load", "torch.export.save(x, path)")
+_BAR = Kind(
+    "a console or progress display holds a stream and locks of this process",
+    "drop it in __getstate__ and make it where the loop runs; keep its count if it is needed",
+)
+_PARSER = Kind("a parser holds functions of this process", "keep the arguments that it read: vars(args)")
 _CONTEXT = Kind("it belongs to the context that runs now", _DROP)
 
 _FAMILIES: tuple[tuple[Kind, str], ...] = (
@@ -103,10 +113,10 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
     (_SHARED, "multiprocessing.queues.Queue multiprocessing.queues.SimpleQueue multiprocessing.synchronize.SemLock"),
     (_SHARED, "multiprocessing.synchronize.Condition multiprocessing.synchronize.Event multiprocessing.heap.Arena"),
     (_SHARED, "multiprocessing.synchronize.Barrier multiprocessing.sharedctypes.SynchronizedBase"),
-    (HANDLE, "multiprocessing.connection._ConnectionBase"),
+    (_HANDLE, "multiprocessing.connection._ConnectionBase"),
     (_SHARED, "multiprocessing.connection.Listener"),
-    (_POOL, "concurrent.futures._base.Executor multiprocessing.pool.Pool concurrent.futures._base.Future"),
-    (_POOL, "multiprocessing.managers.BaseManager multiprocessing.pool.ApplyResult"),
+    (_POOL, "concurrent.futures._base.Executor multiprocessing.pool.Pool multiprocessing.managers.BaseManager"),
+    (_FUTURE, "concurrent.futures._base.Future multiprocessing.pool.ApplyResult"),
     (_PROXY, "multiprocessing.managers.BaseProxy"),
     (
         _FILE,
@@ -158,8 +168,13 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
     (_PADDLE_OPTIMIZER, "paddle.optimizer.optimizer.Optimizer"),
     (_PADDLE_LOADER, "paddle.io.reader.DataLoader"),
     (_RUNNING, "paddle.io.dataloader.dataloader_iter._DataLoaderIterBase"),
+    (_PROGRAM, "torch.export.exported_program.ExportedProgram"),
+    (_BAR, "tqdm.std.tqdm rich.progress.Progress rich.live.Live rich.status.Status rich.console.Console"),
+    (_PARSER, "argparse.ArgumentParser"),
     (_NATIVE, "torch.autograd.graph.Node torch.utils.hooks.BackwardHook"),
 )
+PICKLE_BUT_NO_MORE = frozenset({_HANDLE, _PROXY, _PROGRAM})
+"""Kinds whose instances pickle, and whose pickles are worth nothing."""
 _TABLE = {name: kind for kind, names in _FAMILIES for name in names.split()}
 
 

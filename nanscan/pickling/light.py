@@ -19,7 +19,7 @@ import torch
 from nanscan import paddle_objects
 from nanscan.pickling.trust import own_hook
 
-__all__ = ["PROTOCOL", "bulky", "dispatch_table", "failure", "spawning"]
+__all__ = ["PROTOCOL", "bulky", "dispatch_table", "failure", "failure_in_torch_save", "spawning"]
 
 PROTOCOL = pickle.DEFAULT_PROTOCOL
 _STORAGES = (torch.UntypedStorage, torch.TypedStorage)
@@ -75,6 +75,15 @@ def failure(value: Any, for_process: bool = False, skipped: frozenset[int] = fro
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: B036  a reducer that calls sys.exit() is a finding too
+        return error
+    return None
+
+
+def failure_in_torch_save(value: Any) -> BaseException | None:
+    """What an older protocol, torch.save's, raises for a value that is saved by a name; None if it passes."""
+    try:
+        pickle.dumps(value, torch.serialization.DEFAULT_PROTOCOL)
+    except Exception as error:
         return error
     return None
 

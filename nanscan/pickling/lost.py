@@ -19,6 +19,11 @@ _KEEP = (
     "return a state too: (cls, args, self.__dict__ without what can't be saved), or name what to drop with "
     "nanscan.TransientState, which keeps everything else"
 )
+_COMPUTED = {
+    "weight_norm": "use torch.nn.utils.parametrizations.weight_norm, which can be copied",
+    "spectral_norm": "use torch.nn.utils.parametrizations.spectral_norm, which can be copied",
+    "prune": "torch.nn.utils.prune.remove(module, '{name}') where the pruning is final",
+}
 
 
 def lost_with(value: Any, whole: Saved, holder: Any = None) -> tuple[str, str] | None:
@@ -112,15 +117,15 @@ def _has_tensor(value: Any, depth: int = 5) -> bool:
     return kind is bytes and len(value) > 64  # the object's own serialization
 
 
-def tensor_loss(value: torch.Tensor) -> Iterator[tuple[str, str]]:
-    """(reason, fix) of what a tensor does not take along."""
+def tensor_loss(value: torch.Tensor, holder: Any = None) -> Iterator[tuple[str, str]]:
+    """(reason, fix) of what a tensor, an attribute of `holder`, does not take along."""
     if value.requires_grad and not value.is_leaf:
         node = value.grad_fn
         yield (
             f"a tensor of shape {tuple(value.shape)} that is part of a graph (grad_fn {node and node.name()}): "
             "copy.deepcopy fails on it ('Only Tensors created explicitly by the user'); torch.save and pickle work and "
             "drop the graph",
-            "store value.detach() instead, or register_buffer it",
+            _computed_anew(value, holder) or "store value.detach() instead, or register_buffer it",
         )
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         hooks = getattr(value, name, None)
@@ -129,6 +134,21 @@ def tensor_loss(value: torch.Tensor) -> Iterator[tuple[str, str]]:
                 f"{len(hooks)} hook(s) of this tensor, registered in {name}, would not be saved",
                 "register them again after loading",
             )
+
+
+def _computed_anew(value: torch.Tensor, holder: Any) -> str | None:
+    """What to do with a weight that a hook of torch.nn.utils (weight_norm, prune) computes before each forward pass."""
+    hooks = holder._forward_pre_hooks.values() if issubclass(type(holder), nn.Module) else ()
+    for hook in hooks:
+        name = getattr(hook, "name", None) or getattr(hook, "_tensor_name", None)
+        kind = type(hook).__module__.removeprefix("torch.nn.utils.")
+        if kind in _COMPUTED and type(name) is str and vars(holder).get(name) is value:
+            final = _COMPUTED[kind].format(name=name)
+            return (
+                f"it is computed anew before each forward pass ({type(hook).__name__}): {final}; or, before copying, "
+                f"module.{name} = module.{name}.detach()"
+            )
+    return None
 
 
 def lost_function(value: Mapping[Any, Any]) -> Iterator[tuple[str, int]]:

@@ -93,7 +93,7 @@ def render(name: str, steps: Iterable[Step]) -> str:
         elif kind == "item":
             text += f"[{_typed(key)}]"
         elif kind == "index":
-            text += f"[{', '.join(map(str, key))}]"
+            text += f"[{', '.join(map(str, key)) or '()'}]"
         elif kind == "key":
             text = f"list({text})[{key}]"
         elif kind == "value":

@@ -225,9 +225,18 @@ def _state_dict(value: Any, state: dict[Any, Any], names: _Attributes) -> Iterat
             yield from paddle_kinds.registered(value, key, held)
         elif type(key) is str and own.get(key, held if plain else None) is held:
             yield (("attr", key),), held
+        elif key == "__dict__" and _same_members(own, held):
+            yield from (((("attr", name),), part) for name, part in held.items() if type(part) not in ATOMS)
+        elif type(key) is str and _same_members(own.get(key), held):
+            yield (("attr", key),), held
         else:
             name = names.of(held)
             yield ((("attr", name),) if name else (("text", ".__getstate__()"), item_step(key, position))), held
+
+
+def _same_members(whole: Any, part: Any) -> bool:
+    """Whether a dict that was made for the reducer's answer holds what another, which can be reached, holds too."""
+    return type(part) is dict and type(whole) is dict and all(whole.get(key) is held for key, held in part.items())
 
 
 def _registered(module: Any, held: dict[str, Any]) -> Iterator[Part]:

@@ -31,7 +31,7 @@ _FORMS: tuple[tuple[tuple[type, ...], str], ...] = (
     ((np.str_, np.datetime64), "store str(x)"),
     ((np.bytes_,), "store bytes(x)"),
     ((np.ndarray,), "store torch.from_numpy(x), or x.tolist()"),
-    ((np.dtype,), "store str(x)"),
+    ((np.dtype, torch.memory_format), "store str(x)"),
     (
         (np.random.RandomState,),
         "store its state, as nanscan.CheckpointManager does: x.get_state(), the array by .tolist()",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import types
 from typing import Any
 
@@ -29,6 +30,8 @@ def refuses_to_load(value: Any, whole: Saved) -> tuple[str, str] | None:
     """(reason, fix) if loading is known to fail although saving works."""
     if type(value) is types.MethodType:
         return _lost_method(value)
+    if issubclass(type(value), enum.Enum):
+        return _lost_member(value, whole)
     if whole.state is None:
         return None
     if issubclass(type(value), nn.parallel.DistributedDataParallel):
@@ -46,6 +49,35 @@ def _lost_method(method: types.MethodType) -> tuple[str, str] | None:
         f"the method is saved as attribute '{name}' of its object, which has none of that name: loading fails",
         "bind the function to its own name on the class",
     )
+
+
+def _lost_member(member: enum.Enum, whole: Saved) -> tuple[str, str] | None:
+    """An enum's members are saved by value and looked up by it on loading."""
+    if whole.func is not type(member) or not _unequal_to_its_copy(member._value_):
+        return None
+    return (
+        f"an enum's member is saved by its value, and this value, a {type(member._value_).__name__}, is not equal to "
+        "its own copy: loading fails with ValueError",
+        "give the class __reduce_ex__ = enum.pickle_by_enum_name (Python 3.11 and later), or keep x.name",
+    )
+
+
+def _unequal_to_its_copy(value: Any) -> bool:
+    kind = type(value)
+    if kind is float:
+        return bool(value != value)
+    if kind is tuple:
+        return any(_unequal_to_its_copy(part) for part in value)
+    if kind is functools.partial:
+        return True
+    by_name = kind is not object and "__reduce_ex__" in vars(kind)
+    return not issubclass(kind, type) and not by_name and _compares_by_identity(kind)
+
+
+def _compares_by_identity(kind: type) -> bool:
+    found: Any = kind.__eq__
+    same_object = (types.FunctionType, types.BuiltinFunctionType, types.MethodType, type(None), enum.Enum, torch.dtype)
+    return found is object.__eq__ and not issubclass(kind, same_object)
 
 
 def _delegates_forever(value: Any, whole: Saved) -> tuple[str, str] | None:

@@ -12,11 +12,12 @@ import torch
 
 from nanscan import paddle_objects
 from nanscan.pickling import byname, light, lost, paddle_kinds, restore
-from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, RENAME, plain_refusal, raised, refined, refused_type, said
-from nanscan.pickling.kinds import HANDLE, SCRIPT, kind_of
+from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, plain_refusal, raised, refined, refused_type, rename, said
+from nanscan.pickling.kinds import PICKLE_BUT_NO_MORE, SCRIPT, kind_of
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Part, Saved, contents, parts, saved
 from nanscan.pickling.places import Finding, Place
+from nanscan.pickling.plain_forms import plain_form
 from nanscan.pickling.trust import own_hook
 from nanscan.pickling.weights_only import surely_plain
 
@@ -155,7 +156,8 @@ class Walk:
                 "send value.detach()",
             )
             return
-        for reason, fix in lost.tensor_loss(value):
+        holder = None if place.parent is None else place.parent.value
+        for reason, fix in lost.tensor_loss(value, holder):
             self._report(place, reason, fix, "loss")
         self._ask_weights_only(place)
         if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
@@ -194,7 +196,7 @@ class Walk:
             return False
         with light.spawning(self._for_process):
             error = light.failure(place.value, self._for_process)
-        if error is None and (known is not HANDLE or self._for_process):
+        if error is None and (known not in PICKLE_BUT_NO_MORE or self._for_process):
             return False
         detail = "" if error is None or plain_refusal(error) else f" ({said(error)})"
         self._report(place, known.reason + detail, known.fix)
@@ -207,7 +209,13 @@ class Walk:
             with light.spawning(self._for_process):
                 error = light.failure(value, self._for_process)
             if error is not None:
-                self._report(place, f"it is saved under the name '{whole}', which is not it ({said(error)})", RENAME)
+                self._report(
+                    place, f"it is saved under the name '{whole}', which is not it ({said(error)})", rename(value)
+                )
+            elif not self._for_process and (error := light.failure_in_torch_save(value)):
+                self._report(
+                    place, f"torch.save, which uses pickle's protocol 2, fails on it ({said(error)})", plain_form(value)
+                )
             return
         self._made.append(whole)
         if paddle_objects.is_layer(value) and not any(paddle_objects.is_layer(p.value) for p in _around(place)):
