@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from nanscan.names import Names, buffers_of, label_of
 from nanscan.policy import eps_is_lost
 from nanscan.report import Label, Report, TensorReport, joined
 
-__all__ = ["bad_buffers", "bad_parameters", "dense_bad_rows", "full_places", "lost_eps", "sparse_places"]
+__all__ = ["bad_buffers", "bad_parameters", "dense_bad_rows", "full_places", "lost_eps", "sparse_places", "suspects"]
 
 
 def bad_buffers(model: nn.Module | None) -> tuple[TensorReport, ...]:
@@ -65,6 +66,20 @@ def lost_eps(optimizer: torch.optim.Optimizer, names: Names) -> list[tuple[str, 
         if lost:
             found.append((lost[0], float(group["eps"])))
     return found
+
+
+def suspects(optimizer: torch.optim.Optimizer, names: Names) -> list[str]:
+    """The settings that make a NaN or Inf of finite gradients, in words: an eps that is lost, a number that is NaN."""
+    lost = sorted({eps for _, eps in lost_eps(optimizer, names)})
+    found = [f"eps={eps:g} is 0 in float16" if eps else "eps=0, so an element can be 0/0" for eps in lost]
+    for i, group in enumerate(optimizer.param_groups):
+        settings = {key: value for key, value in group.items() if _is_number(value) and not math.isfinite(value)}
+        found += [f"{key} of group {i} is {float(value)}: look at what sets it" for key, value in settings.items()]
+    return found
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, Tensor) and value.dim() == 0)
 
 
 def sparse_places(scan: EngineScan, groups: list[dict[str, Any]]) -> dict[int, tuple[int, ...]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterable, Sequence
+from types import GeneratorType
 from typing import Any
 
 import torch
@@ -73,6 +75,8 @@ def clip_grad_norm_(
     if isinstance(parameters, nn.Module):
         raise TypeError(f"parameters must be tensors, got the module {type(parameters).__name__}: give .parameters()")
     params = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    if not params and isinstance(parameters, GeneratorType):
+        warnings.warn("parameters is a generator with nothing (left) in it: no gradient is clipped", stacklevel=2)
     if paddle_objects.imported() and any(map(paddle_objects.is_tensor, params)):  # the compiled engine may read them
         raise TypeError("the parameters are Paddle's: use nanscan.integrations.paddle.clip_grad_norm_ for them")
     if any(is_dtensor(p) for p in params):

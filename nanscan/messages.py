@@ -95,12 +95,11 @@ def diverged(report: StepReport, skips: int, offender: str | None) -> str:
     )
 
 
-def bad_parameters(report: StepReport, eps: Sequence[float]) -> str:
-    """What a check of the parameters found after a step. `eps`: those that are 0, or that float16 can't hold."""
+def bad_parameters(report: StepReport, suspects: Sequence[str]) -> str:
+    """What a check of the parameters found after a step. `suspects`: settings of the optimizer that can do that."""
     cause = "finite gradients, non-finite update: " if report.finite else ""
     parts = [f"nanscan: after step {report.step}, {cause}{_listed(report.parameters)}"]
-    parts += [f"eps={value:g} is 0 in float16" if value else "eps=0, so an element can be 0/0" for value in eps]
-    return "; ".join(parts) + ". The step can't be undone here; go back to a checkpoint."
+    return "; ".join([*parts, *suspects]) + ". The step can't be undone here; go back to a checkpoint."
 
 
 def lost_eps(name: str, eps: float) -> str:

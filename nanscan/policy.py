@@ -113,7 +113,11 @@ def valid_limit(name: str, value: Any) -> float | None:
     if value is None:
         return None
     if isinstance(value, str):
-        raise ValueError(f"{name} must be a positive number or nanscan.AdaptiveClip({value!r}), got {value!r}")
+        known = name == "clip_norm" and value in ("agc", "autoclip", "zclip")
+        raise ValueError(
+            f"{name} must be a positive number{f' or nanscan.AdaptiveClip({value!r})' if known else ''}, got the text "
+            f"{value!r}{'' if known else ': make a float of it, or give None for no clipping'}"
+        )
     try:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, RuntimeError):

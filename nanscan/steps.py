@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nanscan import engine, messages
-from nanscan.checks import lost_eps
+from nanscan.checks import suspects
 from nanscan.clipping.limits import limits_for
 from nanscan.closure import step_with_closure
 from nanscan.deferred_steps import DeferredSteps
@@ -386,7 +386,7 @@ class GuardedSteps(DeferredSteps):
             self._bad_params_warned = False
             return
         self._record.bad_parameter_steps += 1
-        text = messages.bad_parameters(report, sorted({eps for _, eps in lost_eps(self.optimizer, self._names)}))
+        text = messages.bad_parameters(report, suspects(self.optimizer, self._names))
         if self.decide(report) == "raise":
             raise NonFiniteError(text, report) from self._record.taken_failure()
         if not self._bad_params_warned:

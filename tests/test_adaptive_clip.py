@@ -308,6 +308,10 @@ def test_options_that_make_no_sense_are_refused_by_name(arguments, message):
 def test_a_rules_name_alone_is_answered_with_what_to_write():
     with pytest.raises(ValueError, match=r"clip_norm must be a positive number or nanscan.AdaptiveClip\('zclip'\)"):
         one(clip_norm="zclip")
+    with pytest.raises(
+        ValueError, match=r"clip_norm must be a positive number, got the text '1.0': make a float of it"
+    ):
+        one(clip_norm="1.0")
 
 
 def test_one_adaptive_clip_serves_two_optimizers_that_keep_apart():

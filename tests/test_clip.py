@@ -97,6 +97,14 @@ def test_nothing_to_clip_is_zero_as_in_torch(params):
     assert bits(norm) == bits(torch.tensor(0.0))
 
 
+def test_a_generator_that_was_used_up_is_warned_about():
+    model = torch.nn.Linear(2, 2)
+    parameters = model.parameters()
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    with pytest.warns(UserWarning, match="a generator with nothing .left. in it: no gradient is clipped"):
+        nanscan.clip_grad_norm_(parameters, 1.0)
+
+
 def test_float16_norm_beyond_its_range_is_right_and_float32():
     (param,) = weights(torch.full((2,), 60000.0, dtype=torch.float16))
     norm = nanscan.clip_grad_norm_([param], 1.0)

@@ -89,6 +89,16 @@ def test_update_that_makes_nan_of_finite_gradients_is_found_named_and_counted(fo
     assert (optimizer.bad_parameter_steps, optimizer.skipped_steps) == (1, 0)
 
 
+@pytest.mark.parametrize("rate", [float("nan"), torch.tensor(float("nan"))], ids=["number", "tensor"])
+def test_a_learning_rate_that_a_schedule_made_nan_is_named_as_the_cause(rate):
+    weight = nn.Parameter(torch.ones(2))
+    optimizer = nanscan.wrap(torch.optim.Adam([("p", weight)]), check_params_every=1)
+    optimizer.param_groups[0]["lr"] = rate
+    weight.grad = torch.ones(2)
+    with pytest.warns(NonFiniteWarning, match="parameter 'p' has 2 NaN.*; lr of group 0 is nan: look at what sets it"):
+        optimizer.step()
+
+
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "scaler"])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adamax])
 def test_eps_of_zero_is_said_at_once_and_its_damage_is_found_by_one_read_of_the_parameters(kind, scaled, monkeypatch):
