@@ -156,7 +156,7 @@ REDUCTIONS = [
     case(
         "logsumexp of +inf",
         "logsumexp of +inf",
-        bad=lambda: leaf(INF).logsumexp(-1),  # a single number: of several the input is named
+        bad=lambda: leaf(1.0, 2.0).masked_fill(torch.tensor([True, False]), INF).logsumexp(-1),
         healthy=lambda: leaf(1e38, 1.0).logsumexp(-1),
     ),
 ]

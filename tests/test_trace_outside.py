@@ -71,6 +71,15 @@ def test_an_inf_target_is_named_in_a_loss_by_name_and_by_hand() -> None:
     assert "-Inf came in with hidden" in str(origin.note)  # it may be a mask: the op that gave the loss is named
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (2,)])
+@pytest.mark.parametrize("loss", [F.mse_loss, F.huber_loss, lambda x, y: (x - y).abs().mean()])
+def test_an_inf_target_is_named_in_a_batch_of_one_too(shape: tuple[int, ...], loss: Callable[..., Tensor]) -> None:
+    target = torch.full(shape, 1.0)
+    target.view(-1)[0] = INF
+    (origin, *_) = origins_of(lambda: loss(torch.zeros(shape, requires_grad=True), target).backward())
+    assert (origin.op, origin.kind) == ("input", "inf") and origin.name in ("target", "y")
+
+
 def test_an_inf_weight_is_named_also_where_its_layer_makes_nan_of_it() -> None:
     model = nn.Linear(4, 2)
     with torch.no_grad():

@@ -261,7 +261,7 @@ class GraphWatch:
         if run.call is None:
             return
         inputs = [run.saved[name] for name in _INPUTS & run.saved.keys()]
-        given = [t for t in inputs if isinstance(t, Tensor) and self.judge.is_new_inf(t)]
+        given = [t for t in inputs if isinstance(t, Tensor) and t.dim() > 0 and self.judge.is_new_inf(t)]
         for tensor in given:
             self.judge.given(Run(run.call, kind_of(run.call.func), tuple(given), {}, (), -1), tensor)
 

@@ -157,14 +157,14 @@ class Judge:
         """An Inf that no traced op made. A weight that is Inf is no mask, nor is what is multiplied as a matrix."""
         unmasked = {id(tensor) for tensor in never_masks(run.call.func, run.args)}
         for tensor, _ in inputs:
-            if self.is_new_inf(tensor):
+            if (tensor.dim() > 0 or id(tensor) in unmasked) and self.is_new_inf(tensor):
                 self.given(run, tensor)
             for finding in self.made(tensor) if id(tensor) in unmasked else ():
                 finding.counts = finding.counts or finding.outside
 
     def is_new_inf(self, tensor: Tensor) -> bool:
-        """True for a tensor (not a single number) with an Inf that no traced op made and that was not seen before."""
-        if tensor.numel() <= 1 or self._known(tensor):
+        """True for a tensor with an Inf that no traced op made and that was not seen before."""
+        if self._known(tensor):
             return False
         counts = bad_counts(tensor)
         return counts[1] > 0 and counts[0] == 0

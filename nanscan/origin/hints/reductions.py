@@ -80,7 +80,7 @@ ROWS = (
         "norm overflow",
         names("linalg_vector_norm norm"),
         "the norm is beyond the dtype's largest number",
-        "Compute norms in float32: torch.linalg.vector_norm(x, dtype=torch.float32)",
+        "Compute norms in a wider dtype: torch.linalg.vector_norm(x, dtype=torch.float32), or torch.float64",
         _norm_overflow,
     ),
     Row(
