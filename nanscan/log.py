@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import json
 import os
 import sys
@@ -123,6 +124,8 @@ class JsonLog:
     def _open(self) -> None:
         self.close()
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        if self.path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "log= is a folder: give a file, such as run.jsonl", str(self.path))
         self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
         self._pid = os.getpid()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,23 @@ def test_checkpoint_that_another_process_removes_meanwhile_is_no_reason_to_fail(
         restored = manager.restore(**run.parts)
     assert restored is not None and restored.step == 1 and restored.passed_over == ()
     assert list(recwarn) == []
+
+
+def test_later_steps_of_another_run_are_warned_about_once_before_a_restore_takes_them(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 1)
+    with nanscan.CheckpointManager(tmp_path, keep=1) as manager:
+        for step in (100, 200):
+            manager.save(step, model=model)
+    with nanscan.CheckpointManager(tmp_path, keep=1) as manager:
+        with pytest.warns(nanscan.CheckpointWarning, match=r"later steps than step 10, up to step-00000200\.pt"):
+            manager.save(10, model=model)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            manager.save(20, model=model)
+            manager.flush()
+        restored = manager.restore(model=model)
+        assert restored is not None and restored.step == 200
+    with nanscan.CheckpointManager(tmp_path) as manager, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        manager.save(200, model=model)  # resumed
+        manager.save(150, model=model)  # gone back within a run

@@ -44,6 +44,18 @@ def test_a_file_without_a_line_of_a_log_is_misuse(
     assert "is no log of steps" in capsys.readouterr().err and not file.with_suffix(".html").exists()
 
 
+def test_a_run_that_did_not_say_that_it_ended_may_have_been_killed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed = write(tmp_path / "killed.jsonl", step(0), step(1))
+    ended = write(
+        tmp_path / "ended.jsonl", step(0), {"kind": "end", "steps": 1, "error": None, "run_id": step(0)["run_id"]}
+    )
+    assert main(["report", str(killed)]) == main(["report", str(ended)]) == 0
+    of_killed, of_ended = capsys.readouterr().out.split("ended.jsonl: ")
+    assert "end: not in the log: still running, or killed" in of_killed and "killed" not in of_ended
+
+
 def test_a_checkpoint_is_told_the_command_that_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "last.pt"
     torch.save({"weight": torch.ones(3)}, file)

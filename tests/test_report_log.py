@@ -33,6 +33,11 @@ def lines_of(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_a_folder_given_as_the_log_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError, match=r"give a file, such as run\.jsonl"):
+        nanscan.wrap(torch.optim.SGD([torch.ones(1)], lr=0.1), log=tmp_path)
+
+
 def test_every_step_stays_one_line_that_reads_as_its_report(run: Path) -> None:
     steps = [line for line in lines_of(run) if "kind" not in line]
     assert [StepReport.from_dict(line).step for line in steps] == list(range(40))

@@ -101,6 +101,7 @@ def _write(found: Any, log: Path, page: Path) -> None:
 
 
 def _print(found: Any, page: Path | None) -> None:
+    from nanscan.reporting.advice import NO_END
     from nanscan.reporting.summary import summary
 
     about = summary(found)
@@ -109,6 +110,8 @@ def _print(found: Any, page: Path | None) -> None:
         f"  {row['name']}: bad in {plural(row['steps'], 'step')}, first {row['first_step']}"
         for row in about["offenders"][:3]
     )
+    if about["ended"] == NO_END:
+        print_lines([f"  end: {NO_END}"])
     print_lines(f"  next: {text}" for text in about["advice"])
     print_lines(f"  note: {problem}" for problem in found.problems)
     print_lines([f"Report: {page}"] if page is not None else [])

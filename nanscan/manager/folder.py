@@ -54,6 +54,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._asked = False
 
     def file(self, step: int) -> Path:
         """Where the checkpoint of `step` is.
@@ -74,6 +75,21 @@ class Folder:
             CheckpointSystemError: the folder can't be read (one that does not exist is empty).
         """
         return [entry for entry in self._named() if entry.path.is_file() or (entry.path / MARKER).is_file()]
+
+    def left_behind(self, step: int) -> list[str]:
+        """A sentence about the checkpoints of later steps than `step`, which is about to be saved first; then none."""
+        first, self._asked = not self._asked, True
+        try:
+            later = [entry for entry in self.entries() if entry.step > step] if first else []
+        except CheckpointSystemError:  # the save will say so
+            return []
+        if not later:
+            return []
+        return [
+            f"'{self.path}' holds {len(later)} checkpoint(s) of later steps than step {step}, up to "
+            f"{later[-1].path.name}: restore() will take the newest of those, not what is saved now. If another run "
+            "left them, move them away or use a folder of its own"
+        ]
 
     def incomplete(self) -> list[Entry]:
         """The folders of sharded checkpoints without a marker, oldest first: being written, or their writer died."""

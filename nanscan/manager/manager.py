@@ -203,7 +203,7 @@ class CheckpointManager:
             number = self._metric.required(extra)
             if isinstance(extra[self._metric.name], torch.Tensor):  # which may not be NaN; a number may
                 extra = {**extra, self._metric.name: number}
-        self._warn_once(unstored(parts))
+        self._warn_once([*unstored(parts), *self._folder.left_behind(step)])
         with exits.deferred():
             return contents(step, epoch, parts, extra)
 

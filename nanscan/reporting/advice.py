@@ -9,8 +9,9 @@ from nanscan.reporting.events import Event
 from nanscan.reporting.reading import Log, Run
 from nanscan.reporting.values import as_int, as_mapping, as_text
 
-__all__ = ["advice", "ending", "made"]
+__all__ = ["NO_END", "advice", "ending", "made"]
 
+NO_END = "not in the log: still running, or killed"
 TORCH = "nanscan.wrap(..., find_origin=True) names the line of code"
 FOUND_NOTHING = (
     "find_origin was on and found no operation: look at what changes gradients after backward, such as hooks, "
@@ -43,7 +44,7 @@ def ending(run: Run) -> str:
     if run.end is None and run.back_to is not None:
         return f"went back to step {run.back_to:,}"
     if run.end is None:
-        return "not in the log: still running, or killed"
+        return NO_END
     error = as_text(run.end.get("error")).replace(": nanscan: ", ": ", 1)
     return "normally" if not error else error if len(error) <= MAX_ERROR else f"{error[:MAX_ERROR]} …"
 
