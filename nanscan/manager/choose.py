@@ -22,9 +22,8 @@ from nanscan.manager.sharded.reading import laid_out, own_part
 __all__ = ["Chosen", "choose"]
 
 _FIELDS = ("format", "version", "step", "epoch", "extra", "rng", "guard", "optimizer_names", "nanscan")
-
-
 _OTHER_NAMES = {"model": ("state_dict", "net"), "scheduler": ("lr_scheduler",)}  # of torch.save, in scripts of others
+_OTHER_STEPS = ("global_step", "global_steps", "iteration", "iter")
 
 
 class Chosen(NamedTuple):
@@ -71,6 +70,8 @@ def choose(folder: Folder, only: Path | None, parts: Mapping[str, Any], ranks: R
         _pass_incomplete(passed, incomplete, -1)  # killed in its first save: the run begins anew
         return None
     if passed:
+        if only is not None:
+            raise CorruptCheckpoint(f"'{only}' can't be used; nothing was restored: {passed[-1].reason}")
         raise CorruptCheckpoint(_nothing_usable(folder.path, passed))
     return choose(folder, None, parts, ranks) if ranks.by_first(folder.entries, "which checkpoints there are") else None
 
@@ -126,13 +127,24 @@ def _unified(saved: Mapping[Any, Any], step: int, named: bool) -> dict[str, Any]
     if not any(name in found for name in PARTS):
         if named and _is_state_dict(saved):
             return {**found, "model": saved}
-        raise Unusable("it is no checkpoint: its dict has none of " + ", ".join(map(repr, PARTS)))
+        raise Unusable(_without_parts(saved))
     own = rest.pop("extra", {})
     for name in _FIELDS:
         if name in rest:
             found[name] = rest.pop(name)
+    if named and "step" not in saved:
+        found["step"] = next((saved[key] for key in _OTHER_STEPS if type(saved.get(key)) is int), step)
     found["extra"] = {**rest, **own} if isinstance(own, Mapping) else {**rest, "extra": own}
     return found
+
+
+def _without_parts(saved: Mapping[Any, Any]) -> str:
+    keys = [repr(key)[:60] for key in saved]
+    has = (", ".join(keys[:6]) + (f" and {len(keys) - 6} more" if len(keys) > 6 else "")) or "nothing"
+    text = f"it is no checkpoint: its dict has {has}, and none of {', '.join(map(repr, PARTS))}"
+    inner = next((key for key, value in saved.items() if isinstance(value, Mapping) and _is_state_dict(value)), None)
+    how = f"model.load_state_dict(nanscan.load(path)[{inner!r}])"
+    return text if inner is None else f"{text}. If its {inner!r} is the model's state: {how}"
 
 
 def _is_state_dict(saved: Mapping[Any, Any]) -> bool:

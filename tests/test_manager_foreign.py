@@ -1,0 +1,35 @@
+"""`restore(path=…)` of a file that another program wrote: its step, and what to do where its parts are not found."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import nanscan
+from nanscan import CheckpointManager, CorruptCheckpoint
+
+
+@pytest.mark.parametrize("name", ["global_step", "global_steps", "iteration", "iter"])
+@pytest.mark.filterwarnings("ignore::nanscan.CheckpointWarning")
+def test_the_step_of_another_programs_file_is_taken_under_its_usual_names(tmp_path: Path, name: str) -> None:
+    model = nn.Linear(2, 1)
+    torch.save({"state_dict": model.state_dict(), name: 700, "epoch": 3}, tmp_path / "theirs.ckpt")
+    restored = CheckpointManager(tmp_path / "own").restore(model=model, path=tmp_path / "theirs.ckpt")
+    assert restored is not None
+    assert (restored.step, restored.epoch, restored.extra) == (700, 3, {name: 700})
+
+
+def test_a_file_without_a_known_part_is_told_by_its_own_name_with_what_it_has(tmp_path: Path) -> None:
+    source, model, path = nn.Linear(2, 1), nn.Linear(2, 1), tmp_path / "theirs.ckpt"
+    torch.save({"teacher": source.state_dict(), "loss": 0.5}, path)
+    with pytest.raises(CorruptCheckpoint) as caught:
+        CheckpointManager(tmp_path / "own").restore(model=model, path=path)
+    said = str(caught.value)
+    assert str(path) in said and "'teacher', 'loss'" in said and str(tmp_path / "own") not in said
+    advice = "model.load_state_dict(nanscan.load(path)['teacher'])"
+    assert advice in said
+    eval(advice, {"model": model, "nanscan": nanscan, "path": path})
+    assert torch.equal(model.weight, source.weight)
