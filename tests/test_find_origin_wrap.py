@@ -139,6 +139,31 @@ def test_a_fault_of_an_earlier_micro_batch_is_found():
 
 
 @pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
+def test_more_micro_batches_than_can_be_run_again_are_said_to_be_too_many():
+    net = Net()
+    optimizer = guarded(net)
+    for i in range(10):
+        net(torch.randn(3, 4), fault=None if i else "backward").sum().backward()
+    optimizer.step()
+    hint = optimizer.last_report.origin.hint
+    assert "last 8 forwards" in hint and "optimizer.check_microbatch(loss)" in hint
+
+
+def test_a_model_of_which_only_parts_are_called_is_said_to_be_none_to_run_again():
+    parts = nn.ModuleDict({"encoder": nn.Linear(2, 2), "decoder": nn.Linear(2, 1)})
+    optimizer = guarded(parts)
+    for expected in (True, False):
+        parts["decoder"](parts["encoder"](torch.full((1, 2), float("nan")))).sum().backward()
+        with pytest.warns(nanscan.NonFiniteWarning) as seen:
+            optimizer.step()
+        assert any("Give wrap the module that you call" in str(w.message) for w in seen) is expected
+        assert optimizer.last_report.origin is None
+        for weight in parts.parameters():
+            weight.grad = torch.ones_like(weight)
+        optimizer.step()  # which ends the run of skips
+
+
+@pytest.mark.filterwarnings("ignore::nanscan.NonFiniteWarning")
 def test_a_fault_of_the_loss_function_is_said_to_be_one():
     net = Net()
     optimizer = guarded(net)

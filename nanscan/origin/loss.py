@@ -14,6 +14,10 @@ from nanscan.origin.record import Origin
 __all__ = ["beside_origin", "loss_nodes", "loss_origin"]
 
 MAX_NODES = 12
+_EARLIER = (
+    "the last {} forwards before this step, which are those that can be run again, show no NaN or Inf: an earlier one "
+    "does, or what is added beside them. optimizer.check_microbatch(loss) after each backward says which"
+)
 _NEXT = "it is traced, and the next such step names the op; or put `with nanscan.trace(model):` around a step yourself"
 # What can turn finite numbers into NaN or Inf in backward or forward; the others of a loss only add, select or reshape.
 _RISKY = (
@@ -71,8 +75,11 @@ def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str], 
     )
 
 
-def beside_origin(model: nn.Module | None) -> Origin | None:
-    """The origin where weights have a bad gradient that came to them on another way than through the model's output."""
+def beside_origin(model: nn.Module | None, forwards: int = 0) -> Origin | None:
+    """The origin where weights have a bad gradient that came to them on another way than through the model's output.
+
+    `forwards`: only so many, the last ones, could be run again; 0: all.
+    """
     named = [] if model is None else model.named_parameters()
     for name, weight in named:
         if weight.grad is not None and bad_counts(weight.grad) != (0, 0):
@@ -81,7 +88,9 @@ def beside_origin(model: nn.Module | None) -> Origin | None:
                 phase="backward",
                 op="loss",
                 outputs=(range_of(f"gradient of {clean(name)}", weight.grad),),
-                hint=(
+                hint=_EARLIER.format(forwards)
+                if forwards
+                else (
                     "neither the model, when it is run again, nor the gradient of its output shows a NaN or Inf: what "
                     "is added beside it made it, as a penalty on weights or gradients, or it does not repeat. From now "
                     f"on {_NEXT}"

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nanscan import messages
 from nanscan.names import unwrapped
 from nanscan.origin.between import LossTrace
 from nanscan.origin.dispatch import unseen
@@ -67,6 +68,8 @@ class Recorder:
         self._guard: Any = None if guard is None else weakref.ref(guard)
         self._step = -1  # that the kept calls belong to
         self._calls: deque[Recorded] = deque(maxlen=MAX_CALLS)
+        self._dropped = False  # there were more
+        self._told = False  # that the model is not the one that is called
         self._replaying = False
         self._losses: list[Tensor] = []
         self.loss_trace = LossTrace()
@@ -105,14 +108,14 @@ class Recorder:
             self.loss_trace.end()
         if guard._steps != self._step:
             self._step = guard._steps
-            self._calls.clear()
-            self._losses.clear()
+            self._forget()
         rng = [torch.default_generator.get_state()]
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             rng += [generator.get_state() for generator in torch.cuda.default_generators]
         autocast = _autocast() if _any_autocast() else ()
         versions = [t._version for t in (*args, *kwargs.values()) if isinstance(t, Tensor) and not t.is_inference()]
         place = place_of(sys._getframe(1))
+        self._dropped = len(self._calls) == MAX_CALLS
         self._calls.append(Recorded(args, kwargs, rng, autocast, torch.is_grad_enabled(), versions, place))
 
     def _after(self, model: nn.Module, args: Any, output: Any) -> None:
@@ -135,6 +138,8 @@ class Recorder:
             return traced
         self._replaying = True
         try:
+            if not self._called():
+                return None
             for call in self._calls:
                 origin = self._replay(call)
                 if origin is not None:
@@ -142,6 +147,26 @@ class Recorder:
             return self._of_the_loss()
         finally:
             self._replaying = False
+
+    def _called(self) -> bool:
+        """Whether the model was called since the last step: else there is nothing to run again, which is said once."""
+        guard = None if self._guard is None else self._guard()
+        if guard is not None and guard._steps > self._step + 1:  # the step at hand is counted already
+            self._forget()
+        if self._calls or self._told:
+            return bool(self._calls)
+        self._told = True
+        messages.warn(
+            "nanscan: find_origin=True runs the forward of the model that wrap was given once more, and since the last "
+            "step it was not called (a part of it was, or a compiled region). Give wrap the module that you call, or "
+            "put `with nanscan.trace(model):` around a step. (This is said once.)"
+        )
+        return False
+
+    def _forget(self) -> None:
+        self._calls.clear()
+        self._losses.clear()
+        self._dropped = False
 
     def _replay(self, call: Recorded) -> Origin | None:
         assert self.model is not None
@@ -173,7 +198,7 @@ class Recorder:
         loss = next((t for t in self._losses if not _finite(t)), None)
         self.loss_trace.arm()  # also where it asks for gradients of its own: a gradient penalty
         if bad is None and loss is None:
-            return beside_origin(self.model)
+            return beside_origin(self.model, MAX_CALLS if self._dropped else 0)
         masked = next((t for call in self._calls for t in call.outputs if not _finite(t)), None)
         return loss_origin(loss, bad, loss_nodes(loss) if loss is not None else [], masked)
 
