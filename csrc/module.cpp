@@ -15,6 +15,7 @@
 #include "python_rebuild.h"
 #include "python_scan.h"
 #include "python_tensors.h"
+#include "python_types.h"
 #include "range_meter.h"
 #include "scan_cuda.h"
 
@@ -52,6 +53,7 @@ void define_scan(py::module_& m) {
   py::register_exception<Unserved>(m, "Unserved");
   m.def("set_row_type", &set_row_type);
   m.def("register_tensor_type", &register_tensor_type, py::arg("type"), py::arg("strided"), py::arg("dense") = "");
+  m.def("learn_shortcuts", &learn_shortcuts);
   m.def("scan", &scan_tensors);
   m.def("scan_gradients", &scan_gradients);
   m.def("gather_only", &gather_only);

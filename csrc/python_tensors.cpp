@@ -170,26 +170,99 @@ void Gathered::add(PyObject* tensor) {
   add_resolved(tensor);
 }
 
+// A few tensors of a list, with references of their own, and what their tables say of them. Each look at one waits for
+// memory; side by side they wait together.
+struct Gathered::Batch {
+  static constexpr Py_ssize_t kMost = kBatch;
+  Py_ssize_t taken = 0, count = 0;
+  PyObject* items[kMost];
+  dlpack::Tensor views[kMost];
+  DType dtypes[kMost];
+  int64_t counts[kMost];
+
+  Batch() = default;
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+  ~Batch() {
+    for (; taken < count; ++taken) Py_DECREF(items[taken]);
+  }
+  void push(PyObject* owned_tensor) { items[count++] = owned_tensor; }
+  PyObject* take() { return items[taken++]; }
+
+  // Looks at the next tensors until one that the table does not serve; returns its index.
+  Py_ssize_t look() {
+    Py_ssize_t i = taken;
+    for (; i < count; ++i) {
+      if (items[i] == Py_None) continue;
+      if (!read_view(items[i], &views[i])) break;
+      counts[i] = count_elements(views[i].ndim, views[i].shape);
+      if (!readable(views[i], &dtypes[i], counts[i])) break;
+    }
+    return i;
+  }
+};
+
+void Gathered::add_batch(Batch& batch) {
+  while (batch.taken < batch.count) {
+    const Py_ssize_t served = batch.look();  // what comes next runs no Python code, so what was seen stays true
+    for (Py_ssize_t i = batch.taken; i < served; ++i, ++position_) {
+      PyObject* tensor = batch.take();
+      tensor == Py_None ? Py_DECREF(tensor) : add_view(batch.views[i], batch.dtypes[i], batch.counts[i], tensor);
+    }
+    if (batch.taken == batch.count) return;
+    add(batch.take());
+    ++position_;
+  }
+}
+
 void Gathered::add_tensors(py::handle tensors) {
   py::object fast = py::reinterpret_steal<py::object>(PySequence_Fast(tensors.ptr(), "tensors must be a sequence"));
   if (!fast) throw py::error_already_set();
   reserve(static_cast<size_t>(PySequence_Fast_GET_SIZE(fast.ptr())));
-  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.ptr()); ++i, ++position_) {
-    PyObject* tensor = PySequence_Fast_GET_ITEM(fast.ptr(), i);
-    signature = mix(signature ^ reinterpret_cast<uintptr_t>(tensor));
-    if (tensor == Py_None) continue;
-    Py_INCREF(tensor);
-    add(tensor);
+  for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(fast.ptr());) {
+    Batch batch;
+    for (; batch.count < Batch::kMost && i < PySequence_Fast_GET_SIZE(fast.ptr()); ++i) {
+      PyObject* tensor = PySequence_Fast_GET_ITEM(fast.ptr(), i);
+      signature = mix(signature ^ reinterpret_cast<uintptr_t>(tensor));
+      Py_INCREF(tensor);
+      batch.push(tensor);
+    }
+    add_batch(batch);
   }
 }
 
 static PyObject* gradient_of(PyObject* param) {
   static PyObject* const name = PyUnicode_InternFromString("grad");
   const TensorType* t = type_of(param);
-  PyObject* grad =
-      t != nullptr && t->grad != nullptr ? t->grad->get(param, t->grad->closure) : PyObject_GetAttr(param, name);
-  if (grad == nullptr) throw py::error_already_set();
-  return grad;
+  if (t != nullptr && t->shortcuts != nullptr) {
+    return t->shortcuts->wrap(t->shortcuts->grad(TorchShortcuts::impl_of(param)));
+  }
+  return t != nullptr && t->grad != nullptr ? t->grad->get(param, t->grad->closure) : PyObject_GetAttr(param, name);
+}
+
+// Brings to the cache what the next parameters' gradients are found by, one link of each chain after the other, so that
+// all wait together. Nothing that it sees is kept: the exact look comes after it. `kLinks` says where an impl is
+// expected to hold its storage and its Python object; where it does not, a line of memory is asked for in vain.
+static void touch_gradients(PyObject* params, Py_ssize_t from, Py_ssize_t count) {
+  constexpr int kLinks[] = {16, 48, 56};
+  const char* impls[Gathered::kBatch];
+  const TorchShortcuts* shortcuts[Gathered::kBatch];
+  const Py_ssize_t n = std::min(PySequence_Fast_GET_SIZE(params) - from, count);
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    PyObject* param = PySequence_Fast_GET_ITEM(params, from + i);
+    const TensorType* t = type_of(param);
+    shortcuts[i] = t == nullptr ? nullptr : t->shortcuts;
+    if (shortcuts[i] == nullptr) return;
+    impls[i] = static_cast<const char*>(TorchShortcuts::impl_of(param));
+    __builtin_prefetch(impls[i]);
+  }
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    impls[i] = *static_cast<const char* const*>(shortcuts[i]->grad(impls[i]));
+    for (int line = 0; line < 4; ++line) __builtin_prefetch(impls[i] + line * 64);
+  }
+  for (Py_ssize_t i = 0; i < n; ++i) {
+    for (const int link : kLinks) __builtin_prefetch(*reinterpret_cast<const char* const*>(impls[i] + link));
+  }
 }
 
 void Gathered::add_gradients_of(py::handle param_groups) {
@@ -198,15 +271,17 @@ void Gathered::add_gradients_of(py::handle param_groups) {
     py::object params = py::reinterpret_steal<py::object>(PySequence_Fast(held.ptr(), "params must be a sequence"));
     if (!params) throw py::error_already_set();
     reserve(static_cast<size_t>(PySequence_Fast_GET_SIZE(params.ptr())));
-    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params.ptr()); ++i, ++position_) {
-      PyObject* param = PySequence_Fast_GET_ITEM(params.ptr(), i);
-      signature = mix(signature ^ reinterpret_cast<uintptr_t>(param));
-      PyObject* grad = gradient_of(param);
-      if (grad == Py_None) {
-        Py_DECREF(grad);
-      } else {
-        add(grad);
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(params.ptr());) {
+      Batch batch;
+      touch_gradients(params.ptr(), i, Batch::kMost);
+      for (; batch.count < Batch::kMost && i < PySequence_Fast_GET_SIZE(params.ptr()); ++i) {
+        PyObject* param = PySequence_Fast_GET_ITEM(params.ptr(), i);
+        signature = mix(signature ^ reinterpret_cast<uintptr_t>(param));
+        PyObject* grad = gradient_of(param);
+        if (grad == nullptr) throw py::error_already_set();
+        batch.push(grad);
       }
+      add_batch(batch);
     }
   }
 }
@@ -225,6 +300,10 @@ bool Gathered::any_requires_grad() const {
   for (const DeviceGroup& group : groups) {
     for (PyObject* owner : group.owners) {
       const TensorType* t = type_of(owner);
+      if (t != nullptr && t->shortcuts != nullptr) {
+        if (t->shortcuts->requires_grad(TorchShortcuts::impl_of(owner))) return true;
+        continue;
+      }
       if (t == nullptr || t->requires_grad == nullptr) return true;  // not known: be careful
       PyObject* answer = t->requires_grad->get(owner, t->requires_grad->closure);
       if (answer == nullptr) throw py::error_already_set();

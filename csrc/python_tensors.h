@@ -39,6 +39,8 @@ struct DeviceGroup {
 // Everything one scan reads. It keeps the tensors alive and must not outlive the call that made it.
 class Gathered {
  public:
+  static constexpr int kBatch = 16;  // tensors that are looked at side by side
+
   // `resolve(position, tensor)` is asked for tensors that the table does not serve; it returns one that it does, or
   // raises.
   explicit Gathered(pybind11::object resolve) : resolve_(std::move(resolve)) {}
@@ -73,7 +75,10 @@ class Gathered {
   uint64_t signature = 0;                               // of the identities walked
 
  private:
+  struct Batch;
+
   void reserve(size_t count);
+  void add_batch(Batch& batch);
   void add(PyObject* owned_tensor);
   void add_resolved(PyObject* tensor);
   void add_view(const dlpack::Tensor& view, DType dtype, int64_t count, PyObject* owned_tensor);

@@ -101,6 +101,15 @@ bool read_view(PyObject* object, dlpack::Tensor* view) {
     Py_XDECREF(layout);  // layouts are immortal singletons
     if (layout != t->strided) return false;
   }
+  if (t->shortcuts != nullptr && t->shortcuts->has_views()) {
+    try {
+      t->shortcuts->view(object, view);
+      return true;
+    } catch (...) {
+      ask_layout_first = true;
+      return false;
+    }
+  }
   if (!is_dense(*t, object)) return false;
   if (t->api->dltensor_from_py_object_no_sync(object, view) == 0) return true;
   PyErr_Clear();
@@ -120,7 +129,17 @@ void register_tensor_type(py::type type, py::object strided, const std::string& 
   PyMethodDescrObject* asked = method(type, dense);
   auto* exact = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
   tensor_types.push_back({exact, api, getter(type, "grad"), getter(type, "layout"), getter(type, "requires_grad"),
-                          strided.inc_ref().ptr(), asked});
+                          strided.inc_ref().ptr(), asked, nullptr});
+}
+
+bool learn_shortcuts(py::handle parameter) {
+  const TorchShortcuts* found = find_shortcuts(parameter);
+  if (found == nullptr) return false;
+  const PyObject* gradient = py::object(parameter.attr("grad")).ptr();
+  for (TensorType& t : tensor_types) {
+    if (t.type == Py_TYPE(parameter.ptr()) || t.type == Py_TYPE(gradient)) t.shortcuts = found;
+  }
+  return true;
 }
 
 void* current_stream(const dlpack::Device& device) {

@@ -7,6 +7,7 @@
 #include "dlpack_abi.h"
 #include "dtype.h"
 #include "python_objects.h"
+#include "torch_shortcuts.h"
 
 namespace nanscan {
 
@@ -19,6 +20,7 @@ struct TensorType {
   PyGetSetDef* requires_grad;
   PyObject* strided;           // the framework's marker of ordinary layout, or None
   PyMethodDescrObject* dense;  // method that says whether the table may be asked; null: always
+  const TorchShortcuts* shortcuts = nullptr;
 };
 
 // The entry of an object's exact type; null: the engine was not taught it.
@@ -28,6 +30,9 @@ const TensorType* type_of(PyObject* object);
 // None. `dense` names a method that must answer True before the table may be asked about a tensor (Paddle's does not
 // look itself); empty: there is none. A type that is known already stays as it is.
 void register_tensor_type(pybind11::type type, pybind11::object strided, const std::string& dense);
+
+// Looks for shortcuts to the gradients of this type of parameter and to those gradients' type. True: they were found.
+bool learn_shortcuts(pybind11::handle parameter);
 
 // Reads a tensor through its table. False: not served (no Python error is left set).
 bool read_view(PyObject* object, dlpack::Tensor* view);

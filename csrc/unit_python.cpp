@@ -10,3 +10,4 @@
 #include "python_types.cpp"
 #include "range_meter.cpp"
 #include "scan_result.cpp"
+#include "torch_shortcuts.cpp"

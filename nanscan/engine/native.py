@@ -37,8 +37,16 @@ class NativeEngine:
         module.set_row_type(Row)
         for kind in _TENSORS:
             module.register_tensor_type(kind, torch.strided)
+        self._learn_shortcuts()
         self.measure_ranges: MeasureRanges = module.measure_ranges
         self.batch_check: MakeBatchCheck | None = module.batch_check
+
+    def _learn_shortcuts(self) -> None:
+        """Let the module look for PyTorch's own functions behind `.grad`, in versions where they are known to be it."""
+        if torch.__version__ < "2.15.dev0":  # a version, compared as one
+            parameter = torch.nn.Parameter(torch.zeros(2, 3, device="cpu"))
+            parameter.grad = torch.zeros(2, 3, device="cpu")
+            self._c.learn_shortcuts(parameter)
 
     def range_meter(self, take_other: TakeOther) -> RangeMeter | None:
         """See `nanscan.engine.range_meter`."""
