@@ -166,6 +166,13 @@ def test_empty_batches_and_fields() -> None:
     assert only({"image": torch.zeros(0, 3, 4, 4)}).kind == "empty"
 
 
+def test_a_batch_that_is_none_is_said_to_be_one() -> None:
+    (problem,) = check_batch(None)
+    assert problem.kind == "empty" and str(problem).startswith(
+        "batch is None: a collate_fn that leaves out bad samples"
+    )
+
+
 def test_fields_with_different_numbers_of_samples() -> None:
     batch = {"image": torch.rand(4, 3, 8, 8), "labels": torch.tensor([0, 1, 2])}
     assert texts(batch) == ['batch["labels"] has 3 samples, batch["image"] has 4: batch sizes differ']

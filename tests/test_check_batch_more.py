@@ -126,6 +126,17 @@ def test_a_label_that_was_nan_before_it_was_cast_is_said_to_be_one(dtype: torch.
     assert "what a NaN becomes when it is cast to integers" in problem.reason
 
 
+@pytest.mark.parametrize("key", ["audio", "waveform", "input_values"])
+def test_a_silent_recording_among_others_is_a_warning(key: str) -> None:
+    recordings = torch.randn(3, 1, 800)
+    recordings[1] = 0.0
+    problem = only({key: recordings, "label": torch.tensor([0, 1, 1])})
+    assert (problem.path, problem.severity, problem.kind) == (f'batch["{key}"][1]', "warning", "constant")
+    assert problem.reason.startswith("is silent (every value is 0)")
+    recordings[1, 0, 3] = 1e-4
+    assert check_batch({key: recordings}) == [] == check_batch({key: torch.zeros(2, 800)})  # all: on purpose, or a test
+
+
 def test_an_empty_sequence_is_a_warning_and_a_negative_length_an_error() -> None:
     problem = only({"x": torch.rand(3, 5, 2), "lengths": torch.tensor([5, 0, 2])})
     assert problem.reason.startswith("lengths: sample 1 has length 0") and problem.severity == "warning"

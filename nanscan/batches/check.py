@@ -37,7 +37,8 @@ def check_batch(batch: Any, spec: BatchSpec | None = None) -> list[BatchProblem]
     - bounding boxes without area, lengths of 0 (a warning), masks of 0 and 255 as targets (a warning);
     - empty fields, and inputs and labels that differ in their number of samples;
     - finite values whose square is Inf, as of a number that stands for missing data (a warning);
-    - images that look unscaled, scaled twice, or constant (warnings; an image of zeros is taken for padding);
+    - images that look unscaled, scaled twice, or constant (warnings; an image of zeros is taken for padding), and
+      recordings that are silent (a warning);
     - with a spec: labels, tokens, positions, lengths, values, dtypes and shapes other than it allows.
 
     Args:
@@ -84,7 +85,8 @@ def _looked_at(batch: Any, spec: BatchSpec) -> list[BatchProblem]:
         values = [value for _, value in leaves_of(batch)]
     found = list(plan.problems)
     if not values and _holds_nothing(batch):
-        found.append(BatchProblem("batch", "is empty", kind="empty"))
+        what = "is None: a collate_fn that leaves out bad samples gives that where it leaves out all"
+        found.append(BatchProblem("batch", what if batch is None else "is empty", kind="empty"))
     if plan.floats:
         found += _scanned(plan, values, spec)
     if plan.questions:
@@ -115,7 +117,7 @@ def _form(batch: Any) -> tuple[Sequence[Tensor], Hashable]:
 
 
 def _holds_nothing(batch: Any) -> bool:
-    return isinstance(batch, (list, tuple, dict)) and len(batch) == 0
+    return batch is None or (isinstance(batch, (list, tuple, dict)) and len(batch) == 0)
 
 
 def _scanned(plan: Plan, values: Sequence[Tensor], spec: BatchSpec) -> list[BatchProblem]:

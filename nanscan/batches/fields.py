@@ -26,6 +26,7 @@ _LENGTHS = re.compile(r"(?!.*(target|label|tgt|trg)).*?(lengths?|lens?|seq_?len)
 _BOXES = re.compile(r"(.*_)?b?box(es)?")
 _MAPS = re.compile(r"(.*_)?(masks?|segmentation|seg|label_map)")  # targets where they lie upon an image
 _IMAGE = re.compile(r"(.*_)?(images?|imgs?|pixels?|pixel_values|photos?|pictures?)(_\d+)?")
+_AUDIO = re.compile(r"(.*_)?(audios?|waveforms?|wavs?|speech|signals?)|input_values")
 _INPUT = re.compile(r"x|xs|inputs?|data|features?|image\w*|img\w*|pixel\w*")
 _ADDITIVE = re.compile(r".*(mask|bias).*")
 _INTEGERS = frozenset({torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64})
@@ -41,7 +42,7 @@ class Field:
         field: its dotted path for `BatchSpec(fields=…)`, without the index of a list of samples.
         batched: True if its first dimension counts samples; False for a sample of its own and for 0-dim.
         role: `"label"`, `"token"`, `"type"`, `"position"`, `"padding"`, `"attention"`, `"scores"`, `"image"`,
-            `"input"`, `"lengths"`, `"box"` or `""`.
+            `"audio"`, `"input"`, `"lengths"`, `"box"` or `""`.
         additive: True if `-inf` in it is legitimate: a mask or bias that is added to scores.
     """
 
@@ -132,6 +133,8 @@ def _role(key: str, value: Tensor, place: int | None) -> str:
         return "label" if value.dtype is not torch.bool else ""
     if _IMAGE.fullmatch(name) and value.dim() >= 2:
         return "image"
+    if _AUDIO.fullmatch(name) and value.is_floating_point() and value.dim() in (2, 3):
+        return "audio"
     return "input" if _INPUT.fullmatch(name) else ""
 
 

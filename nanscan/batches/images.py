@@ -11,7 +11,15 @@ from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
 from nanscan.report import unravel
 
-__all__ = ["any_may_be_constant", "judge_constant", "judge_range", "judge_scale", "odd_scales"]
+__all__ = [
+    "any_may_be_constant",
+    "any_may_be_silent",
+    "judge_constant",
+    "judge_range",
+    "judge_scale",
+    "judge_silent",
+    "odd_scales",
+]
 
 _FEW, _PROBES = 4, 32
 _STEP = 1 / 255
@@ -108,6 +116,29 @@ def judge_constant(field: Field, value: Tensor) -> list[BatchProblem]:
             flat.shape[1], None, "warning", "constant", field.field,
         )
         for sample in found
+    ]  # fmt: skip
+
+
+def any_may_be_silent(value: Tensor) -> Tensor:
+    """0-dim bool: does a recording hold one value, 0 or another, at all of some places?"""
+    probes = value.reshape(value.shape[0], -1)[:, :: max(1, value[0].numel() // _PROBES)]
+    return (probes == probes[:, :1]).all(1).any()
+
+
+def judge_silent(field: Field, value: Tensor) -> list[BatchProblem]:
+    """Recordings whose samples are all equal, while others of the batch vary."""
+    flat = value.reshape(value.shape[0], -1)
+    equal = (flat == flat[:, :1]).all(1)
+    if bool(equal.all()):
+        return []
+    return [
+        BatchProblem(
+            f"{field.path}[{sample}]",
+            f"is silent (every value is {flat[sample, 0].item():g}): its own peak or deviation is 0, and dividing by it 0/0; "
+            "the log of its spectrum is -inf",
+            flat.shape[1], None, "warning", "constant", field.field,
+        )
+        for sample in equal.nonzero().flatten().tolist()
     ]  # fmt: skip
 
 

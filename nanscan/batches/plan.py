@@ -15,7 +15,14 @@ from nanscan.batches.boxes import any_without_area, judge_boxes
 from nanscan.batches.classes import UINT8_TARGETS, allowed_classes, judge_classes, judge_probabilities
 from nanscan.batches.fields import Field, fields_of, is_int
 from nanscan.batches.huge import HUGE, may_be_huge
-from nanscan.batches.images import any_may_be_constant, judge_constant, judge_range, odd_scales
+from nanscan.batches.images import (
+    any_may_be_constant,
+    any_may_be_silent,
+    judge_constant,
+    judge_range,
+    judge_silent,
+    odd_scales,
+)
 from nanscan.batches.masks import any_row_masked, judge_mask
 from nanscan.batches.problem import BatchProblem
 from nanscan.batches.quick import Quick
@@ -149,6 +156,9 @@ def _ask_floats(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
         else:
             plan.targets.append(i)
             plan.odd_magnitudes[i] = [UINT8_TARGETS]
+    if one.role == "audio" and one.batched and one.shape[0] > 1 and math.prod(one.shape[1:]) > 1:
+        silent = lambda value, told: judge_silent(one, numbers(value)) if told[0] else []  # noqa: E731
+        plan.questions.append(Question(i, _silent_answer, silent))
     if one.role not in ("image", "input"):
         return
     picture = one.batched and (len(one.shape) == 4 or (one.role == "image" and len(one.shape) == 3))
@@ -238,6 +248,10 @@ def _box_answer(value: Tensor) -> tuple[Tensor, ...]:
 
 def _constant_answer(value: Tensor) -> tuple[Tensor, ...]:
     return (any_may_be_constant(numbers(value)),)
+
+
+def _silent_answer(value: Tensor) -> tuple[Tensor, ...]:
+    return (any_may_be_silent(numbers(value)),)
 
 
 def numbers(value: Tensor) -> Tensor:

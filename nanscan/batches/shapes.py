@@ -17,7 +17,7 @@ __all__ = ["judge_shapes"]
 # Fields beside which the first dimension may count nodes, edges or time steps instead of samples.
 _RAGGED = ("length", "lengths", "edge_index", "ptr", "cu_seqlens", "offsets", "batch_sizes")
 
-_UNCOUNTED = ("", "scores", "lengths", "box")  # their first dimension is often another
+_UNCOUNTED = ("", "scores", "lengths", "box", "audio")  # their first dimension is often another
 
 
 def judge_shapes(fields: Sequence[Field], spec: BatchSpec) -> list[BatchProblem]:
