@@ -134,8 +134,8 @@ def judge_silent(field: Field, value: Tensor) -> list[BatchProblem]:
     return [
         BatchProblem(
             f"{field.path}[{sample}]",
-            f"is silent (every value is {flat[sample, 0].item():g}): normalising it by its own deviation is 0/0, and the "
-            "log of its spectrum is -inf",
+            f"is silent (every value is {flat[sample, 0].item():g}): normalising it by its own deviation is 0/0, and "
+            "the log of its spectrum is -inf",
             flat.shape[1], None, "warning", "constant", field.field,
         )
         for sample in equal.nonzero().flatten().tolist()
