@@ -44,6 +44,8 @@ def test_nonsense_is_refused(make: Callable[[], Any], said: str) -> None:
 def test_wrong_types_are_refused() -> None:
     with pytest.raises(TypeError, match="names no dtype"):
         FieldSpec("float31")
+    with pytest.raises(TypeError, match="ignore_index must be a whole number, several, or None, not 'x'"):
+        BatchSpec(ignore_index="x")
     with pytest.raises(TypeError, match=r"fields\['x'\] must be a FieldSpec, not a tuple"):
         BatchSpec(fields={"x": (0, 1)})  # type: ignore[dict-item]
     with pytest.raises(TypeError):

@@ -73,6 +73,14 @@ def test_without_a_spec_integers_are_not_range_checked() -> None:
     assert check_batch({"labels": ints(0, 5, -1, 10**9), "input_ids": ints([-5, 3]).expand(4, 2)}) == []
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.float32])
+def test_labels_of_minus_1_and_1_are_said_to_be_that(dtype: torch.dtype) -> None:
+    problem = only((torch.rand(4, 3), ints(-1, 1, 1, -1).to(dtype)), BatchSpec(num_classes=2))
+    assert "2 of 4" in problem.reason and "labels look like -1 and 1" in problem.reason
+    some = only((torch.rand(4, 3), ints(-1, 1, 0, -1)), BatchSpec(num_classes=2))
+    assert "-1 looks like ignore" in some.reason
+
+
 def test_labels_of_every_pixel_or_token() -> None:
     labels = torch.zeros(2, 3, 3, dtype=torch.int64)
     labels[1, 2, 0] = 9

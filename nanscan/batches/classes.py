@@ -15,6 +15,7 @@ from nanscan.report import unravel
 __all__ = ["UINT8_TARGETS", "allowed_classes", "judge_classes", "judge_probabilities", "judge_uint8_targets"]
 
 _PIXEL_MAX = 255
+_PLUS_MINUS = "; labels look like -1 and 1: a cross-entropy takes 0 and 1, so (labels + 1) / 2"
 _CAST_NANS = (-(2**63), -(2**31))  # the smallest number of int64 and of int32
 _CAST_NAN = "; that is what a NaN becomes when it is cast to integers: look for missing labels before the cast"
 UINT8_TARGETS = (math.nextafter(_PIXEL_MAX, 0.0), float(_PIXEL_MAX))  # magnitudes above, up to: look again
@@ -83,6 +84,8 @@ def _guess(valid: Tensor, bad: Tensor, classes: int) -> str:
         return _CAST_NAN
     if low == high == _PIXEL_MAX and classes == 2 and bool(((valid == 0) | (valid == _PIXEL_MAX)).all()):
         return "; 0 and 255 look like a uint8 mask: divide by 255 (or give ignore_index=255 here and to the loss)"
+    if low == high == -1 and classes == 2 and bool((valid.abs() == 1).all()) and bool((valid == 1).any()):
+        return _PLUS_MINUS
     if low == high and low in (-1, -100, _PIXEL_MAX):
         return f"; {low} looks like ignore: if it is, give ignore_index={low} here and to the loss"
     if int(valid.min()) >= 1 and low == high == classes:
@@ -100,6 +103,7 @@ def judge_probabilities(field: Field, value: Tensor, low: float, high: float, sp
     count, index = int(bad.sum()), _first(bad)
     path, within = field.at(index)
     hint = f"; {_PIXEL_MAX} looks like a uint8 mask: divide by 255" if high == _PIXEL_MAX else _numbers(value, spec)
+    hint = _PLUS_MINUS if low == -1.0 and high == 1.0 and bool((value.abs() == 1.0).all()) else hint
     reason = (
         f"{field.name}: {_sample(field, index)} has {value[index].item():g}, targets of a binary or soft "
         f"cross-entropy must lie in [0, 1]; {count} of {value.numel()} outside [0, 1]{hint}"

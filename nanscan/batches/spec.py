@@ -220,7 +220,10 @@ def _checked_fields(fields: Mapping[str, FieldSpec] | None) -> dict[str, FieldSp
 def _ignored(index: int | Collection[int] | None) -> tuple[int, ...]:
     if index is None:
         return ()
-    return tuple(int(i) for i in index) if isinstance(index, Collection) else (int(index),)
+    try:
+        return tuple(int(i) for i in index) if isinstance(index, Collection) else (int(index),)
+    except (TypeError, ValueError):
+        raise TypeError(f"BatchSpec: ignore_index must be a whole number, several, or None, not {index!r}") from None
 
 
 def _check_bounds(what: str, low: float | None, high: float | None) -> None:
