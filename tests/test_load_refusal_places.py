@@ -8,6 +8,7 @@ import io
 import os
 import pathlib
 import pickle
+import re
 import sys
 import types
 import zipfile
@@ -19,7 +20,7 @@ import pytest
 import torch
 
 import nanscan
-from nanscan.pickling.where import places_of_names
+from nanscan.pickling.where import needs_of
 
 
 class Runs:
@@ -53,7 +54,7 @@ def test_places_are_found_in_every_protocol_and_nothing_runs(tmp_path: Path, pro
         "ns": argparse.Namespace(when=np.datetime64("2026-01-01")),
         "dd": collections.defaultdict(list, key=[collections.Counter("ab")]),
     }
-    found = places_of_names(io.BytesIO(pickle.dumps(state, protocol=protocol)), "state")
+    found = needs_of(io.BytesIO(pickle.dumps(state, protocol=protocol)), "state").places
     assert found[f"{os.name}.mkdir"] == 'state["e"][0]'
     assert found["pathlib.PurePosixPath"] == 'state[("k", 1)]["p"]'
     assert found["argparse.Namespace"] == 'state["ns"]'
@@ -65,7 +66,7 @@ def test_places_are_found_in_every_protocol_and_nothing_runs(tmp_path: Path, pro
 def test_a_value_that_holds_itself_ends() -> None:
     state: dict[str, Any] = {"n": argparse.Namespace()}
     state["self"], state["n"].back = state, state
-    assert places_of_names(io.BytesIO(pickle.dumps(state)), "state") == {"argparse.Namespace": 'state["n"]'}
+    assert needs_of(io.BytesIO(pickle.dumps(state)), "state").places == {"argparse.Namespace": 'state["n"]'}
 
 
 def test_a_class_that_has_moved_or_gone_is_named_with_its_place_and_what_to_do(
@@ -94,3 +95,39 @@ def test_a_file_of_another_device_says_how_to_load_it_here(tmp_path: Path) -> No
         nanscan.load(tmp_path / "last.pt")
     assert "map_location='cpu'" in str(caught.value)
     assert torch.equal(nanscan.load(tmp_path / "last.pt", map_location="cpu")["w"], torch.arange(3.0))
+
+
+REFUSED: dict[str, Any] = {
+    "number": np.float64(0.5),
+    "array": np.zeros(2, dtype="f4"),
+    "fields": np.zeros(1, dtype=[("a", "f4")]),
+    "random state": np.random.RandomState(0),
+    "generator": np.random.default_rng(0),
+    "optimizer": torch.optim.SGD([torch.ones(1)], lr=0.1),
+    "path": pathlib.PurePosixPath("x"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_the_advice_on_what_to_allow_is_all_that_it_takes(tmp_path: Path, kind: str) -> None:
+    torch.save({"v": REFUSED[kind]}, tmp_path / "a.pt")
+    with pytest.raises(nanscan.CheckpointError) as caught:
+        nanscan.load(tmp_path / "a.pt")
+    advised = re.search(r"add_safe_globals\((\[.*?\])\)", str(caught.value))
+    assert advised is not None and 'state["v"]' in str(caught.value)
+    with torch.serialization.safe_globals(eval(advised[1], dict(sys.modules))):
+        assert type(nanscan.load(tmp_path / "a.pt")["v"]) is type(REFUSED[kind])
+
+
+def test_what_no_allowlist_helps_with_is_not_advised_to_be_allowed(tmp_path: Path) -> None:
+    torch.save({"v": collections.deque([1])}, tmp_path / "a.pt")
+    with pytest.raises(nanscan.CheckpointError, match=r"collections\.deque") as caught:
+        nanscan.load(tmp_path / "a.pt")
+    assert "add_safe_globals" not in str(caught.value)
+
+
+def test_a_class_that_only_the_loader_names_is_what_is_to_be_allowed(tmp_path: Path) -> None:
+    torch.save({"v": np.float64(0.5)}, tmp_path / "a.pt")
+    content = torch.serialization.safe_globals([np.dtype, np._core.multiarray.scalar])
+    with content, pytest.raises(nanscan.CheckpointError, match=r"add_safe_globals\(\[numpy\.dtypes\.Float64DType\]\)"):
+        nanscan.load(tmp_path / "a.pt")

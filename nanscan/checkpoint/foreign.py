@@ -14,8 +14,10 @@ from nanscan.checkpoint import layout
 from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
 from nanscan.foreign_files import kind_by_head, kind_by_members
 from nanscan.messages import warn
+from nanscan.pickling.safe_globals import allowed
 from nanscan.pickling.stream import inspect_pickle
-from nanscan.pickling.where import places_of_names
+from nanscan.pickling.weights_only import expression
+from nanscan.pickling.where import Needs, needs_of
 
 __all__ = ["check_archive", "is_legacy", "missing_class", "refusal"]
 
@@ -124,15 +126,23 @@ def refusal(path: str, error: Exception) -> CheckpointError:
             f"{path!r} would run code when it is unpickled: {'; '.join(dangers[:5])}. It is not loaded; do not load it "
             "with weights_only=False unless you made it yourself"
         )
-    names = ", ".join(use.path.removeprefix("builtins.") for use in found.refused)
-    if not names:
+    needs = _needs(path)
+    refused = [use.path for use in found.refused]
+    refused += [name for name in needs.unnamed if not allowed(name)]
+    made = re.search(r"allowlisted via .*but got <class '([\w.]+)'>", str(error))
+    if not refused and made:  # by a function that is allowed
+        refused = [made[1]]
+    if not refused:
         unknown = f"it does not know the opcode {', '.join(found.opcodes)}" if found.opcodes else _said(error)
         return CheckpointError(f"{path!r} is refused by weights_only=True: {unknown}")
-    where = _where(path, [use.path for use in found.refused])
+    names = ", ".join(name.removeprefix("builtins.") for name in refused)
+    allow = f"allow it with torch.serialization.add_safe_globals([{', '.join(map(expression, refused))}]), or "
+    if found.opcodes or needs.filled.intersection(refused):
+        allow = ""  # no allowlist helps
     return CheckpointError(
-        f"{path!r} holds {names}{where}, which weights_only=True refuses because unpickling it may run code. Convert "
-        f"it where the file is made (to numbers, strings, lists, tensors); or, if you trust the file, allow it with "
-        f"torch.serialization.add_safe_globals([{names}]), or load with weights_only=False"
+        f"{path!r} holds {names}{_where(needs, refused)}, which weights_only=True refuses because unpickling it may "
+        f"run code. Convert it where the file is made (to numbers, strings, lists, tensors); or, if you trust it, "
+        f"{allow}load with weights_only=False"
     )
 
 
@@ -155,8 +165,9 @@ def missing_class(path: str, error: ImportError | AttributeError) -> CheckpointE
         if module == "__main__"
         else f"make it importable under that name (if it has moved: sys.modules[{module!r}] = where it is now)"
     )
+    where = _where(_needs(path), names)
     return CheckpointError(
-        f"{path!r} holds {', '.join(names)}{_where(path, names)}, which can't be imported here ({error}): {how}, then "
+        f"{path!r} holds {', '.join(names)}{where}, which can't be imported here ({error}): {how}, then "
         "save state_dict() instead, which needs no class"
     )
 
@@ -169,17 +180,22 @@ def _said(error: Exception) -> str:
     return rest or (lines[0] if lines else type(error).__name__)
 
 
-def _where(path: str, names: Sequence[str]) -> str:
-    """The first places of the names in the saved object; nothing where they can't be told."""
+def _needs(path: str) -> Needs:
+    """What loading it takes; nothing where that can't be told."""
     try:
         with zipfile.ZipFile(path) as archive:
             (member,) = [item for item in archive.infolist() if item.filename.endswith("/data.pkl")]
             if member.file_size > _MOST:
-                return ""
+                return Needs()
             with archive.open(member) as stream:
-                places = places_of_names(io.BytesIO(stream.read()), "state")
+                return needs_of(io.BytesIO(stream.read()), "state")
     except Exception:  # an old format, or nothing that pickle itself could follow
-        return ""
+        return Needs()
+
+
+def _where(needs: Needs, names: Sequence[str]) -> str:
+    """The first places of the names in the saved object; nothing where they can't be told."""
+    places = {**needs.unnamed, **needs.places}
     found = list(dict.fromkeys(places[name] for name in names if name in places))
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return f" (at {', '.join(found[:_NAMED])}{more})" if found else ""

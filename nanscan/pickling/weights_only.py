@@ -8,6 +8,7 @@ import io
 import pickle
 import pickletools
 import re
+import sys
 import types
 import warnings
 from collections import Counter, OrderedDict
@@ -21,7 +22,7 @@ import torch
 from nanscan.pickling.plain_forms import plain_form, plain_form_of_global
 from nanscan.pickling.safe_globals import allowed, allowed_objects, never_allowed, python3_name, resolve
 
-__all__ = ["refused", "surely_plain", "unknown_opcodes"]
+__all__ = ["expression", "refused", "surely_plain", "unknown_opcodes"]
 
 _torch: Any = torch  # its storages and its loader are not typed
 _code2op: dict[str, pickletools.OpcodeInfo] = {opcode.code: opcode for opcode in pickletools.opcodes}
@@ -246,21 +247,41 @@ def unknown_opcodes(names: Iterable[str]) -> list[str]:
 def _fix(convert: str, missing: list[str], impossible: Iterable[str]) -> str:
     if list(impossible) or not missing or len(missing) > _LISTED:
         return convert
-    objects = ", ".join(_expression(path) for path in missing)
+    objects = ", ".join(expression(path) for path in missing)
     return (
         f"{convert}; or, if only trusted files are loaded, call "
         f"torch.serialization.add_safe_globals([{objects}]) before loading"
     )
 
 
-def _expression(path: str) -> str:
-    """How a person writes the object; with the name in the file, where the object goes by another one."""
+def expression(path: str) -> str:
+    """How a person writes the object; with the name in the file, where the object goes by another one.
+
+    >>> expression("builtins.range"), expression("torch.optim.sgd.SGD")
+    ('range', 'torch.optim.SGD')
+    """
     known = resolve(path)
     if known is not None and not _is_global(known):  # a constant, which does not know where it belongs
         return f'({path.removeprefix("builtins.")}, "{path}")'
     own = path if known is None else _path(known)
-    written = re.sub(r"^(builtins|__main__)\.", "", own)
+    written = re.sub(r"^(builtins|__main__)\.", "", own if known is None else _reachable(own, known))
     return written if own == path else f'({written}, "{path}")'
+
+
+def _reachable(path: str, known: Any) -> str:
+    """The path, or a shorter one of the same object where a package does not show the module that it is in."""
+    module, _, name = path.rpartition(".")
+    while module and _attribute(module, name) is not known:
+        module = module.rpartition(".")[0]
+    return f"{module}.{name}" if module else path
+
+
+def _attribute(module: str, name: str) -> Any:
+    top, *rest = [*module.split("."), name]
+    found: Any = sys.modules.get(top)
+    for part in rest:
+        found = getattr(found, part, None)
+    return found
 
 
 def _said(error: Exception) -> str:

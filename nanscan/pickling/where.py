@@ -1,30 +1,51 @@
-"""Where in a saved object a name is used that loading would import: found with stand-ins, so that no code runs."""
+"""What a pickle needs on loading, and where in the saved object: found with stand-ins, so that no code runs."""
 
 from __future__ import annotations
 
 import pickle
 from collections import OrderedDict, deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import IO, Any
+
+import numpy as np
 
 from nanscan.pickling.naming import Step, item_step, render
 from nanscan.pickling.safe_globals import python3_name
 
-__all__ = ["places_of_names"]
+__all__ = ["Needs", "needs_of"]
 
+_MAKERS = {"numpy.random._pickle.__randomstate_ctor": "numpy.random.mtrand.RandomState"}
 _MOST = 1_000_000  # values looked at: a hostile file may hold any number
 _Held = tuple[tuple[Step, ...], Any]
 
 
-def places_of_names(stream: IO[bytes], root: str) -> dict[str, str]:
-    """`module.name` -> the path of its first use, for every name that a pickle imports. Nothing is imported.
+@dataclass
+class Needs:
+    """What loading a pickle takes.
+
+    Attributes:
+        places: `module.name` -> the path of its first use, for every name that is imported.
+        unnamed: the same for classes that the pickle does not name, as their objects are made by a function: those of
+            NumPy's dtypes.
+        filled: those names whose objects get their items one by one, which torch's restricted loader does for plain
+            containers only.
+    """
+
+    places: dict[str, str] = field(default_factory=dict)
+    unnamed: dict[str, str] = field(default_factory=dict)
+    filled: set[str] = field(default_factory=set)
+
+
+def needs_of(stream: IO[bytes], root: str) -> Needs:
+    """What loading a pickle takes; nothing is imported.
 
     >>> import fractions, io
     >>> data = pickle.dumps({"lr": [fractions.Fraction(1, 2)]})
-    >>> places_of_names(io.BytesIO(data), "state")
+    >>> needs_of(io.BytesIO(data), "state").places
     {'fractions.Fraction': 'state["lr"][0]'}
     """
-    found: dict[str, str] = {}
+    found = Needs()
     seen: dict[int, Any] = {}
     queue: deque[_Held] = deque([((), _StandInUnpickler(stream, encoding="latin-1").load())])
     while queue and len(seen) < _MOST:
@@ -34,9 +55,24 @@ def places_of_names(stream: IO[bytes], root: str) -> dict[str, str]:
         seen[id(value)] = value
         name = value.name if isinstance(value, _Made) else getattr(value, "_stands_for", None)
         if name is not None:
-            found.setdefault(name, render(root, steps))
+            found.places.setdefault(name, render(root, steps))
+        if isinstance(value, _Made):
+            _note_made(found, value, render(root, steps))
         queue.extend((steps + more, held) for more, held in _parts(value))
     return found
+
+
+def _note_made(found: Needs, made: _Made, path: str) -> None:
+    if made.members or made.pairs:
+        found.filled.add(made.name)
+    if made.name in _MAKERS:
+        found.unnamed.setdefault(_MAKERS[made.name], path)
+    if made.name == "numpy.dtype" and made.given and isinstance(made.given[0], str):
+        try:
+            kind = type(np.dtype(made.given[0]))
+        except (TypeError, ValueError):
+            return
+        found.unnamed.setdefault(f"{kind.__module__}.{kind.__qualname__}", path)
 
 
 class _Made:
