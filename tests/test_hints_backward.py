@@ -17,6 +17,11 @@ def covariance_loss(jitter: float) -> torch.Tensor:
     return normal.log_prob(torch.ones(2))
 
 
+def ctc_loss_of(scores: torch.Tensor) -> torch.Tensor:
+    lengths = torch.tensor([4]), torch.tensor([2])
+    return torch.nn.functional.ctc_loss(scores.requires_grad_(), torch.tensor([[1, 2]]), *lengths)
+
+
 def spectral(weight: float) -> torch.Tensor:
     layer = torch.nn.Linear(3, 2)
     torch.nn.init.constant_(layer.weight, weight)
@@ -244,6 +249,12 @@ DECOMPOSITIONS = [
         "shape [2, 2] is hardly positive-definite: its factor has a 1e-10 on the diagonal",
         bad=lambda: covariance_loss(1e-20),
         healthy=lambda: covariance_loss(1e-2),
+    ),
+    case(
+        "CTC of numbers that are no log-probabilities",
+        "sum to exp(",
+        bad=lambda: ctc_loss_of(torch.randn(4, 1, 3) * 400),
+        healthy=lambda: ctc_loss_of((torch.randn(4, 1, 3) * 20).log_softmax(-1)),
     ),
     case(
         "spectral_norm of a zero weight",

@@ -164,7 +164,20 @@ def test_gradient_hook_that_makes_nan_is_said():
         y.sum().backward()
 
     origin = origin_of(run)
-    assert origin.phase == "backward" and "a hook changed it" in origin.note
+    assert origin.phase == "backward" and "a hook changed it" in origin.note and "Look at the hooks" in origin.hint
+
+
+def test_a_hook_of_a_weight_is_told_from_a_sum_of_gradients_that_overflows():
+    model, x = nn.Linear(2, 1), torch.ones(1, requires_grad=True)
+    model.weight.register_hook(lambda g: g / 0)
+    with nanscan.trace(model) as traced:
+        model(torch.ones(1, 2)).sum().backward()
+    origin = traced.origin
+    assert (origin.kind, origin.name, origin.note) == ("inf", "weight", "a hook changed it after this node")
+    assert "Look at the hooks" in origin.hint
+    huge = torch.tensor([3e38])
+    origin = origin_of(lambda: torch.autograd.backward([x * 1, x * 1], [huge, huge]))
+    assert "a sum of gradients overflowed" in origin.note and "the sum of gradients" in origin.hint
 
 
 def test_a_bad_gradient_given_to_backward_is_said_to_be_an_input():

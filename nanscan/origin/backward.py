@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from nanscan.origin.dispatch import OpMode, scan_bad, unseen
 from nanscan.origin.frames import source_of
 from nanscan.origin.judge import Call, Finding, Judge, Run
-from nanscan.origin.node import NodeRun, node_origin, saved_of
+from nanscan.origin.node import HOOKED, NodeRun, node_origin, saved_of
 from nanscan.origin.ops import kind_of
 from nanscan.origin.ranges import bad_counts, range_of
 from nanscan.origin.record import Origin
@@ -27,6 +28,7 @@ from nanscan.origin.writing import loss_of_mask
 
 __all__ = ["GraphWatch", "install", "uninstall"]
 
+_SUM_OR_HOOK = "a sum of gradients overflowed, or a hook changed it, after this node"
 # Nodes that only hand elements on, under another shape or order.
 # fmt: off
 _MOVERS = frozenset({
@@ -178,7 +180,7 @@ class GraphWatch:
         seen = len(parents) == 1 and parents[0] is last
         if not (seen and memory.get(_pointer(gradient)) == gradient.numel()) and scan_bad([gradient]):
             with unseen():
-                self._between(parents, plain(gradient))
+                self._between(parents, plain(gradient), bool(node.variable._backward_hooks))
             self._arrive()
 
     def _before_checkpoint(self, incoming: Any) -> None:
@@ -279,7 +281,7 @@ class GraphWatch:
             self._waiting.append((self._first, f"{node.name()} then made NaN of it{_line(call)}"))
             self._first = None
 
-    def _between(self, parents: list[Any], gradient: Tensor) -> None:
+    def _between(self, parents: list[Any], gradient: Tensor, hooks: bool = False) -> None:
         """What came out of the nodes was finite; summed up, or after a hook, it is not."""
         self._bad = True
         kind = "nan" if bad_counts(gradient)[0] else "inf"
@@ -288,9 +290,10 @@ class GraphWatch:
             given = range_of("the gradient given to backward()", gradient.detach())
             self._add(Origin(kind, "backward", "input", name=given.name, outputs=(given,)))
             return
-        note = "a sum of gradients overflowed, or a hook changed it, after this node"
-        run = NodeRun(node, self._call(node), (gradient,), (), 0, {})
-        self._add(node_origin(run, kind, self.judge.modules, note))
+        hooked = kind == "nan" or (hooks and len(parents) == 1)  # finite numbers don't sum up to NaN
+        note = "a hook changed it after this node" if hooked else _SUM_OR_HOOK
+        origin = node_origin(NodeRun(node, self._call(node), (gradient,), (), 0, {}), kind, self.judge.modules, note)
+        self._add(replace(origin, hint=HOOKED) if hooked else origin)
 
     def _checked(self, result: Any) -> Any:
         """The gradients that `torch.autograd.grad` returns."""

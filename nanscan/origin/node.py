@@ -15,8 +15,12 @@ from nanscan.origin.record import OpEvent, Origin, TensorRange
 from nanscan.origin.torch_private import plain
 from nanscan.origin.writing import hint_of, source_and_note
 
-__all__ = ["NodeRun", "node_origin", "saved_of"]
+__all__ = ["HOOKED", "NodeRun", "node_origin", "saved_of"]
 
+HOOKED = (
+    "a hook (register_hook of a tensor or a parameter) made it out of a finite gradient: nothing was added up there. "
+    "Look at the hooks on this path: a division by a norm or count of 0, a scale that overflows."
+)
 _NOWHERE = Place(None, 0)
 
 

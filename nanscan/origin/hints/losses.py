@@ -105,6 +105,14 @@ def _kl_by_hand(view: View) -> str | None:
     return f"log(0){view.where} in a sum of {written[1]} * log({written[1]}), where 0 * -inf is NaN"
 
 
+def _ctc_of_logits(view: View) -> str | None:
+    scores = view.event.saved.get("log_probs")
+    if not isinstance(scores, Tensor):
+        return None
+    total = float(scores.detach().float().logsumexp(-1).abs().max())
+    return f"the probabilities of a time step sum to exp({short(total)}), not to 1" if total > 0.1 else None
+
+
 ROWS = (
     Row(
         "cross-entropy with every target ignored",
@@ -133,6 +141,13 @@ ROWS = (
         "a target that is longer than its input, counting a blank between repeated labels, has a loss of Inf",
         "Pass zero_infinity=True to the CTC loss, or leave such samples out and check input_lengths after downsampling",
         _ctc,
+    ),
+    Row(
+        "CTC of numbers that are no log-probabilities",
+        names("CtcLossBackward"),
+        "ctc_loss takes log-probabilities; its gradient overflows where it gets logits",
+        "Give it logits.log_softmax(-1)",
+        _ctc_of_logits,
     ),
     Row(
         "cross-entropy of an empty batch",
