@@ -1,4 +1,4 @@
-"""`restore(path=…)` of a file that another program wrote: its step, and what to do where its parts are not found."""
+"""Files that another program wrote, given to `restore(path=…)`; models that have nothing to save."""
 
 from __future__ import annotations
 
@@ -33,3 +33,18 @@ def test_a_file_without_a_known_part_is_told_by_its_own_name_with_what_it_has(tm
     assert advice in said
     eval(advice, {"model": model, "nanscan": nanscan, "path": path})
     assert torch.equal(model.weight, source.weight)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [(nn.Linear(2, 2, device="meta"), "on the meta device"), (nn.LazyLinear(2), "give the model one batch")],
+    ids=["meta", "lazy"],
+)
+@pytest.mark.parametrize("background", [False, True])
+def test_a_model_without_values_is_refused_by_name(
+    tmp_path: Path, model: nn.Module, words: str, background: bool
+) -> None:
+    with CheckpointManager(tmp_path, background=background) as manager:
+        with pytest.raises(nanscan.CheckpointError, match=rf"model\['weight'\].*{words}"):
+            manager.save(1, model=model)
+        assert manager.checkpoints() == []

@@ -127,6 +127,14 @@ def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str)
                 new.check = lambda fd: form.check(fd, path)
     except OSError as error:
         raise refused(error, path, "save", _bytes_of(found), _UNTOUCHED if os.path.isfile(path) else "") from error
+    empty = [item.path for item in found if isinstance(item.tensor, torch.Tensor) and item.tensor.is_meta]
+    if empty:
+        more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+        warn(
+            f"saved to {path!r} without the values of {', '.join(empty[:3])}{more}: on the meta device there are none "
+            "(a model that was offloaded, or made under torch.device('meta'))",
+            CheckpointWarning,
+        )
     if seen.lost_functions and not _is_managers(obj):
         warn(
             f"saved to {path!r} without the functions of a scheduler, which its state_dict() leaves out: "

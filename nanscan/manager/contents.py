@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from nanscan._version import __version__
+from nanscan.errors import CheckpointError
 from nanscan.guard import GuardedOptimizer
 from nanscan.matching import optimizer_names
 from nanscan.matching.compare import plain_names
@@ -57,10 +58,14 @@ def contents(step: int, epoch: int | None, parts: Mapping[str, Any], extra: Mapp
 def model_state(model: nn.Module) -> dict[str, Any]:
     """`model.state_dict()` without the prefixes of DataParallel, DDP and torch.compile.
 
+    Raises:
+        CheckpointError: a tensor has no values.
+
     >>> list(model_state(torch.nn.DataParallel(torch.nn.Linear(1, 1))))
     ['weight', 'bias']
     """
     state = model.state_dict()
+    _refuse_without_values(state)
     plain = plain_names(model, list(state))
     names = [clean(plain.get(name, name)) for name in state]
     if len(set(names)) != len(names):
@@ -71,6 +76,21 @@ def model_state(model: nn.Module) -> dict[str, Any]:
         plain = plain_names(model, list(metadata))
         renamed._metadata = {clean(plain.get(name, name)): dict(item) for name, item in metadata.items()}  # type: ignore[attr-defined]
     return renamed
+
+
+def _refuse_without_values(state: Mapping[str, Any]) -> None:
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            continue
+        if nn.parameter.is_lazy(tensor):
+            raise CheckpointError(
+                f"model['{name}'] has no values yet (a lazy module): give the model one batch before it is saved"
+            )
+        if tensor.is_meta:
+            raise CheckpointError(
+                f"model['{name}'] is on the meta device and has no values (offloaded, or made under "
+                "torch.device('meta')): a checkpoint of it would restore nothing. Save where its values are"
+            )
 
 
 def unstored(parts: Mapping[str, Any]) -> list[str]:
