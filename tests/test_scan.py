@@ -157,6 +157,8 @@ REFUSED: list[tuple[Callable[[], Any], type[Exception], str]] = [
      "use torch.from_numpy (or torch.as_tensor)"),
     (lambda: np.ones(2), TypeError, "cannot scan 'tensor' (position 0): it is a numpy.ndarray, not a tensor: "
      "use torch.from_numpy (or torch.as_tensor)"),
+    (lambda: {"state": {0: torch.ones(2)}}, TypeError, "cannot scan 'state' (position 0): it is a dict, not a tensor: "
+     "give the tensors in it in one flat list or dict"),
     (lambda: "weights.pt", TypeError, "cannot scan 'tensor' (position 0): it is a str, not a tensor"),
     (lambda: 3, TypeError,
      "cannot scan 'tensor' (position 0): it is the number 3 (int), not a tensor: use torch.tensor"),

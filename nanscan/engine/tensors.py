@@ -182,7 +182,8 @@ def _not_a_tensor(thing: Any) -> str:
         return f"is the number {thing!r} ({kind.__name__}), not a tensor: use torch.tensor"
     if kind.__module__.partition(".")[0] == "paddle":
         return f"is of Paddle ({kind.__name__}): use nanscan.integrations.paddle for it"
-    return f"is a {kind.__module__}.{kind.__qualname__}, not a tensor".replace("builtins.", "")
+    nested = ": give the tensors in it in one flat list or dict" if issubclass(kind, (dict, list, tuple)) else ""
+    return f"is a {kind.__module__}.{kind.__qualname__}, not a tensor{nested}".replace("builtins.", "")
 
 
 def _is_fake(tensor: Tensor) -> bool:
