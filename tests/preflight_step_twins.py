@@ -63,6 +63,11 @@ def softmax_twice(bad: bool) -> dict[str, Any]:
     return classify(nn.Sequential(*mlp(), *([nn.Softmax(-1)] if bad else [])))
 
 
+@twin("NS407", "warning", "loss", "nll_loss gets values up to ")
+def log_softmax_forgotten(bad: bool) -> dict[str, Any]:
+    return {**classify(nn.Sequential(*mlp(), *([] if bad else [nn.LogSoftmax(-1)]))), "loss_fn": nn.NLLLoss()}
+
+
 @twin("NS408", "warning", "loss", "gets the output of a sigmoid")
 def sigmoid_twice(bad: bool) -> dict[str, Any]:
     model = nn.Sequential(*mlp(outputs=1), *([nn.Sigmoid()] if bad else []))

@@ -96,7 +96,7 @@ CODES: dict[str, Code] = {
         "See where they come from; nanscan.find_origin(step) says more."),
     "NS406": Code("warning", "the loss at the start is far above ln(classes)",
         "Scale the last layer's initial weights down; look at labels and at the inputs' scale."),
-    "NS407": Code("warning", "softmax before a cross-entropy",
+    "NS407": Code("warning", "softmax before a cross-entropy, or none in it",
         "Give cross_entropy the logits: it takes the log-softmax itself."),
     "NS408": Code("warning", "sigmoid before a loss that takes logits",
         "Give binary_cross_entropy_with_logits the logits, without the sigmoid."),

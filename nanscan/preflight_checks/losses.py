@@ -67,6 +67,11 @@ class LossOps:
         for kept, text in self._double:
             if storage_key(kept) == storage_key(logits):
                 self._found.append(found("NS407", where, f"cross-entropy {text}"))
+        highest = float(logits.detach().max()) if logits.numel() else 0.0
+        if highest > 1e-3:  # so no average cross-entropy either
+            text = f"nll_loss gets values up to {highest:.4g}, and no log-probability is above 0"
+            self._found.append(found("NS407", where, text))
+            return
         classes = logits.shape[1 if logits.dim() > 1 else 0]
         loss = out[0].float()
         average = float(loss / out[1].float() if reduction == 2 else loss.mean())
