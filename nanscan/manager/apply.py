@@ -12,6 +12,7 @@ from nanscan import messages
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.guard import GuardedOptimizer
 from nanscan.manager.contents import PARTS
+from nanscan.manager.schedules import compare_scheduler, quoted
 from nanscan.manager.sharded.ranks import ALONE, Ranks
 from nanscan.matching import MatchReport, load_model_state, load_optimizer_state
 from nanscan.matching.undo import Before
@@ -30,7 +31,7 @@ _NO_OPTIONS = frozenset({
 def report_differences(saved: Mapping[str, Any], parts: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """(parts asked for and not in the file, parts in the file and not asked for), both warned about by name."""
     wanted = [name for name in PARTS if parts[name] is not None] + ["rng"]
-    missing = tuple(name for name in wanted if name not in saved)
+    missing = tuple(name for name in wanted if not _is_held(name, saved, parts))
     unused = tuple(name for name in PARTS if name in saved and parts[name] is None)
     if missing:
         messages.warn(
@@ -45,6 +46,13 @@ def report_differences(saved: Mapping[str, Any], parts: Mapping[str, Any]) -> tu
             CheckpointWarning,
         )
     return missing, unused
+
+
+def _is_held(name: str, saved: Mapping[str, Any], parts: Mapping[str, Any]) -> bool:
+    """Whether a checkpoint holds a part; a scaler that was disabled has left nothing for one that is enabled."""
+    if name == "scaler" and saved.get(name) == {} and parts[name] is not None:
+        return not parts[name].state_dict()
+    return name in saved
 
 
 def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool, ranks: Ranks = ALONE) -> Matches:
@@ -63,7 +71,7 @@ def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool, rank
     """
     before = rng_state()
     undo: Undo = [lambda: set_rng_state(before)]
-    both = {name: part for name, part in parts.items() if part is not None and name in saved}
+    both = {name: part for name, part in parts.items() if part is not None and _is_held(name, saved, parts)}
     found: list[Matches] = []
 
     def load() -> None:
@@ -80,7 +88,11 @@ def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool, rank
         ranks.together(load, "whether all parts were loaded")
     except BaseException:
         for step in reversed(undo):
-            step()
+            try:
+                step()
+            except Exception as error:  # of the part itself; the others are put back all the same
+                said = f"{type(error).__name__}: {error}"
+                messages.warn(f"nanscan: a part could not be put back as it was ({said})", CheckpointWarning)
         raise
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)  # said the first time
@@ -130,7 +142,7 @@ def _load_small(name: str, part: Any, state: Any, undo: Undo) -> None:
     """Scheduler, scaler or loader: their states are small enough to be kept for the undoing."""
     former = copy_state(part.state_dict())
     if name == "scheduler":
-        _compare_scheduler(part, former, state)
+        compare_scheduler(part, former, state)
     if former:
         undo.append(lambda: part.load_state_dict(former))
     try:
@@ -157,26 +169,11 @@ def _compare_optimizer(optimizer: torch.optim.Optimizer, state: Mapping[str, Any
     inner = optimizer.optimizer if isinstance(optimizer, GuardedOptimizer) else optimizer
     text = (
         f"the state of the optimizer seems to be that of another kind than {type(inner).__name__}: its groups have "
-        f"{_quoted(foreign)} and lack {_quoted(lacks)}"
+        f"{quoted(foreign)} and lack {quoted(lacks)}"
     )
     if strict:
         raise CheckpointError(f"{text}; nothing was restored. Leave the optimizer out, or give strict=False")
     messages.warn(f"nanscan: {text}", CheckpointWarning)
-
-
-def _compare_scheduler(scheduler: Any, own: Any, saved: Any) -> None:
-    """A scheduler takes over whatever attributes it is given, those of another kind of scheduler too."""
-    if not isinstance(own, Mapping) or not isinstance(saved, Mapping) or own.keys() == saved.keys():
-        return
-    messages.warn(
-        f"nanscan: the state of the scheduler seems to be that of another kind than {type(scheduler).__name__}: it has "
-        f"{_quoted(saved.keys() - own.keys())} and lacks {_quoted(own.keys() - saved.keys())}",
-        CheckpointWarning,
-    )
-
-
-def _quoted(names: Any) -> str:
-    return ", ".join(sorted(map(repr, names))) or "nothing"
 
 
 def _undo_optimizer(optimizer: torch.optim.Optimizer) -> Callable[[], None]:
