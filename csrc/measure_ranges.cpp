@@ -14,7 +14,7 @@ namespace nanscan {
 namespace {
 
 // From here on several threads read: other cores wrote a part of a fresh tensor, which they read faster than this one.
-constexpr int64_t kParallelRangeBytes = 256 * 1024;
+constexpr int64_t kParallelRangeBytes = 2 * kChunkBytes;
 
 struct Chunked {
   DType dtype;

@@ -78,7 +78,8 @@ void define_ranges(py::module_& m) {
       .def("close", &RangeMeter::close)
       .def("clear", &RangeMeter::clear)
       .def("is_new", &RangeMeter::is_new)
-      .def("hook", &RangeMeter::hook);
+      .def("hook", &RangeMeter::hook)
+      .def("watched_call", &RangeMeter::watched_call);
 }
 
 void define_cuda(py::module_& m) {

@@ -5,6 +5,7 @@
 #include "python_function.h"
 #include "python_ranges.h"
 #include "python_tensors.h"
+#include "watched_call.h"
 
 namespace py = pybind11;
 
@@ -181,6 +182,11 @@ void RangeMeter::hang(GradientHook to_hang, PyObject* tensor, PyObject* node) co
 
 py::object RangeMeter::hook(int32_t row) {
   return make_function(std::unique_ptr<ModuleHook>(new ModuleHook{shared_from_this(), row}));
+}
+
+py::object RangeMeter::watched_call(int32_t row, py::object call, py::object other) {
+  const auto take_result = [meter = shared_from_this(), row](PyObject* result) { return meter->take(row, result); };
+  return make_watched_call(std::move(call), take_result, std::move(other));
 }
 
 }  // namespace nanscan

@@ -47,6 +47,9 @@ class RangeMeter : public std::enable_shared_from_this<RangeMeter> {
   // where Python has to look at it.
   pybind11::object hook(int32_t row);
 
+  // `call` with a look at each result, as `hook` has it; `other` is called with those where Python has to look.
+  pybind11::object watched_call(int32_t row, pybind11::object call, pybind11::object other);
+
   bool take(int32_t row, PyObject* output);
   void take_gradient(RangeEntries& entries, pybind11::handle record, int32_t row, PyObject* grad);
 

@@ -11,3 +11,4 @@
 #include "range_meter.cpp"
 #include "scan_result.cpp"
 #include "torch_shortcuts.cpp"
+#include "watched_call.cpp"

@@ -42,3 +42,6 @@ class RangeMeter(Protocol):
     def clear(self) -> None: ...
     def is_new(self, tensor: Any) -> bool: ...
     def hook(self, row: int) -> Callable[[Any], bool]: ...  # called with an output; False: nothing was done
+
+    def watched_call(self, row: int, call: Callable[..., Any], other: Callable[[Any], None]) -> Callable[..., Any]:
+        """`call`, with the hook looking at each result; `other` is called with those where it did nothing."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
+from nanscan.ranges.calls import WatchedCalls, can_be_watched
 from nanscan.ranges.compiled import say_that_nothing_is_seen
 
 if TYPE_CHECKING:
@@ -55,30 +56,63 @@ class RootEnd(_Hook):
 
 
 class ModuleHook(_Hook):
-    """Forward hook of each module."""
+    """Forward hook of a module; in a watched call, the part that the engine leaves to Python."""
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
         if not is_compiling() and not self.take(output) and self.recorder is not None:
             self.recorder.take(self.name, output)
 
+    def look_at(self, output: Any) -> None:
+        """Take what a watched call's engine left."""
+        if not is_compiling() and self.recorder is not None:
+            self.recorder.take(self.name, output)
+
 
 class ModuleHooks:
-    """The hooks of all modules. They hang there only while they are needed: a module with a hook is slower to call."""
+    """What hangs on all modules, only while it is needed: a module with a hook is slower to call."""
 
     def __init__(self, modules: Sequence[tuple[str, nn.Module]]) -> None:
         self._modules = modules
-        self._handles: list[Any] = []
+        self._calls: WatchedCalls | None = None
+        self._handles: list[Any] = []  # of the modules without a watched call
+        self._passing: list[Any] = []  # of hooks that hang until the next forward at most
 
     def hang(self, recorder: Recorder) -> None:
-        """Put them on, if they aren't."""
-        if not self._handles:
-            self._handles = [m.register_forward_hook(ModuleHook(recorder, name)) for name, m in self._modules]
+        """Put them on for a forward."""
+        _drop(self._passing)
+        if self._calls is None:
+            self._calls = self._make(recorder)
+        self._passing = self._calls.put_in()
+
+    def _make(self, recorder: Recorder) -> WatchedCalls:
+        made = WatchedCalls()
+        for name, module in self._modules:
+            hook = ModuleHook(recorder, name)
+            call = recorder.watched_call(name, module._call_impl, hook.look_at) if can_be_watched(module) else None
+            if call is None:
+                self._handles.append(module.register_forward_hook(hook))
+            else:
+                made.add(name, module, call, hook)
+        return made
+
+    def rest(self, later: set[str]) -> None:
+        """The forward is over: only modules that ran in it without gradients are still looked at."""
+        if self._calls is not None:
+            self._calls.take_out()
+            _drop(self._passing)
+            self._passing = list(self._calls.hang_hooks(later)) if later else []
 
     def remove(self) -> None:
         """Take them off."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        self.rest(set())
+        _drop(self._handles)
+        self._calls = None
+
+
+def _drop(handles: list[Any]) -> None:
+    for handle in handles:
+        handle.remove()
+    handles.clear()
 
 
 class GradientHook:

@@ -56,7 +56,7 @@ class Recorder:
         self._meter = _meter_for(self)
         self._seen: Any = self._meter or Seen()  # which tensors of this step were measured already
         self.keys: list[Key] = []  # of the meter's rows
-        self._takes: dict[str, Callable[[Any], bool]] = {}
+        self._rows: dict[str, int] = {}  # the first of each module's two
         self._later: set[str] = set()  # modules that ran without gradients inside of a step
         self._handles: list[tuple[bool, Any]] = []
 
@@ -78,9 +78,9 @@ class Recorder:
         if step % self._every:
             self._hooks.remove()
         else:
-            self._hooks.hang(self)
             self._on_begin()
             self._current = self._begin_record(step)
+            self._hooks.hang(self)
             self._measuring = True
 
     def _begin_record(self, step: int) -> StepRecord:
@@ -96,6 +96,7 @@ class Recorder:
         self._depth = max(0, self._depth - 1)
         if self._depth == 0 and self._measuring:
             self._measuring = False
+            self._hooks.rest(self._later)
             self._end_measuring()
             self._on_end()
 
@@ -111,10 +112,19 @@ class Recorder:
         """
         if self._meter is None or not name:
             return _take_nothing
-        if name not in self._takes:
-            self._takes[name] = self._meter.hook(len(self.keys))
+        return self._meter.hook(self._row(name))
+
+    def watched_call(
+        self, name: str, call: Callable[..., Any], other: Callable[[Any], None]
+    ) -> Callable[..., Any] | None:
+        """A module's call with such a hook in it, and `other` for what it doesn't serve; None: the engine has none."""
+        return None if self._meter is None else self._meter.watched_call(self._row(name), call, other)
+
+    def _row(self, name: str) -> int:
+        if name not in self._rows:
+            self._rows[name] = len(self.keys)
             self.keys += [(name, "activation"), (name, "gradient")]
-        return self._takes[name]
+        return self._rows[name]
 
     def take(self, name: str, output: Any) -> None:
         """A module returned something."""
