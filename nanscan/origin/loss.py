@@ -92,8 +92,8 @@ def beside_origin(model: nn.Module | None, forwards: int = 0) -> Origin | None:
                 if forwards
                 else (
                     "neither the model, when it is run again, nor the gradient of its output shows a NaN or Inf: what "
-                    "is added beside it made it, as a penalty on weights or gradients, or it does not repeat. From now "
-                    f"on {_NEXT}"
+                    "is added beside it made it, as a penalty on weights or gradients, or what changes gradients after "
+                    f"backward, or it does not repeat. From now on {_NEXT}"
                 ),
             )
     return None
