@@ -160,6 +160,12 @@ CASES: list[Case] = [
     ),
     case(
         "exp overflow",
+        "Clamp its argument",
+        bad=lambda: 2 / (1 + 0.5) * torch.exp(leaf(100.0, 1.0)),  # no sigmoid
+        healthy=lambda: 2 / (1 + 0.5) * torch.exp(leaf(80.0, 1.0)),
+    ),
+    case(
+        "exp overflow",
         "exp(12) at [0] overflows float16, whose exp ends at 11.09",
         bad=lambda: leaf(12.0, 1.0, dtype=HALF).exp(),
         healthy=lambda: leaf(11.0, 1.0, dtype=HALF).exp(),

@@ -12,10 +12,24 @@ from nanscan.origin.hints.view import View, places, short
 __all__ = ["ROWS"]
 
 _LOGS = names("log log2 log10")
+_IN = r"(?:[^()]|\([^()]*\))*"  # what stands within a pair of brackets
+_ONE = r"1(\.0*)?\s*"
 # log(1 + exp(x)), log(exp(x) + 1), (1 + x.exp()).log()
-_SOFTPLUS = r"log1p|log\(\s*1(\.0*)?\s*\+|log\(.*exp\(.*\)\s*\+\s*1(\.0*)?\s*\)|\b1(\.0*)?\s*\+.*exp\(.*\)\.log\("
+_SOFTPLUS = "|".join(
+    (
+        rf"log1p|log\(\s*{_ONE}\+",
+        rf"log\({_IN}exp\({_IN}\)\s*\+\s*{_ONE}\)",
+        rf"\(\s*{_ONE}\+{_IN}exp\({_IN}\)\s*\)\.log\(",
+    )
+)
 # exp(x) / exp(x).sum(), exp(x) / (1 + exp(x)), 1 / (1 + exp(-x)), 1 / (exp(-x) + 1)
-_SOFTMAX = r"exp\(.*/.*(\bsum\(|\b1(\.0*)?\s*\+)|/\s*\(\s*1(\.0*)?\s*\+.*exp\(|/\s*\(.*exp\(.*\)\s*\+\s*1(\.0*)?\s*\)"
+_SOFTMAX = "|".join(
+    (
+        rf"exp\(.*/.*(\bsum\(|\b{_ONE}\+)",
+        rf"/\s*\(\s*{_ONE}\+{_IN}exp\(",
+        rf"/\s*\({_IN}exp\({_IN}\)\s*\+\s*{_ONE}\)",
+    )
+)
 _EDGE = {"log1p": -1.0}
 _SATURATING = {
     "Sigmoid": ("sigmoid", "torch.nn.functional.logsigmoid"),
