@@ -118,11 +118,27 @@ NANSCAN_INLINE void for_each_block(const T* x, int64_t count, Step step) {
 // ---- float32: 32 float32 lanes, emptied into double every 8 blocks ----
 //
 // A lane sees at most 9 roundings of 2^-24 before it is emptied: the norm is good to 2.7e-7, whatever the data. In
-// cache this is 1.5 times as fast as widening each element; from memory both are as fast as the memory.
+// cache this is faster than widening each element; from memory both are as fast as the memory.
 
 constexpr float kFloat32Safe[2] = {0x1p-40f, 0x1p60f};  // largest magnitudes whose squares stay well inside float32
 
-// `widen` turns W / 8 floats in memory into doubles.
+template <int W>
+NANSCAN_INLINE bool all_zero(const float* x, int64_t count) {
+  using I32 = Vector<int32_t, W>;
+  I32 any[2] = {};
+  for_each_block<float, W / 2>(x, count, [&](const float* p) __attribute__((always_inline)) {
+    for (int k = 0; k < 2; ++k) any[k] |= load<I32>(p + k * (W / 4)) & 0x7fffffff;
+  });
+  any[0] |= any[1];
+  int32_t lanes[W / 4], bits = 0;
+  std::memcpy(lanes, any, sizeof(lanes));
+  for (const int32_t lane : lanes) bits |= lane;
+  return bits == 0;
+}
+
+// The largest magnitude is found from the largest square, as bits: where squares neither overflow nor vanish, the root
+// of a rounded square is the number itself (true in binary, to the last bit), and a NaN shows in the sum. `widen` turns
+// W / 8 floats in memory into doubles.
 template <int W, typename Widen>
 NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count, Widen widen) {
   constexpr int kLanes = 32, kBlocks = 8, kWide = W / 8, kSums = kLanes / kWide, kVectors = kLanes * 4 / W;
@@ -140,8 +156,8 @@ NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count, Widen widen
         F32 square = v * v;
         NANSCAN_NO_FUSE(square);
         part[k] += square;
-        const I32 magnitude = reinterpret_cast<I32>(v) & 0x7fffffff;
-        tops[k] = magnitude > tops[k] ? magnitude : tops[k];
+        const I32 bits = reinterpret_cast<I32>(square);
+        tops[k] = bits > tops[k] ? bits : tops[k];
       }
     });
     float flat[kLanes];
@@ -149,9 +165,11 @@ NANSCAN_INLINE FastChunk fast_float32(const float* x, int64_t count, Widen widen
     for (int k = 0; k < kSums; ++k) sums[k] += widen(flat + k * kWide);
   }
   const auto [sum, top] = reduce<int32_t>(sums, tops);
-  const float absmax = load<float>(&top);
+  if (std::isnan(sum)) return {sum, sum, false};
+  if (top == 0) return {0.0, 0.0, all_zero<W>(x, count)};
+  const float absmax = std::sqrt(load<float>(&top));
   const bool safe = absmax >= kFloat32Safe[0] && absmax <= kFloat32Safe[1];
-  return {sum, absmax, top == 0 || safe};
+  return {sum, absmax, safe};
 }
 
 // The same with every element widened first: for magnitudes whose squares leave float32.

@@ -61,3 +61,22 @@ def test_one_bad_element_leaves_the_norm_of_the_others(engine: Engine, dtype: to
     assert (found.nan_count, found.inf_count) == ((1, 0) if math.isnan(bad) else (0, 1))
     assert found.bad_rows()[0].first_bad == 33_333
     assert abs(found.finite_norm - want) <= BOUND[dtype] * want
+
+
+def test_largest_magnitude_of_many_float32_is_exact_to_the_last_bit(engine: Engine) -> None:
+    dice = torch.Generator().manual_seed(0)
+    for exponent in range(-149, 128):
+        t = ((1 + torch.rand(500, generator=dice, dtype=torch.float64)) * 2.0**exponent).float()
+        t[exponent] *= -1
+        assert engine.scan([t]).inf_norm == t.abs().max().item(), exponent
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7F800001, 0xFFFFFFFF, 0x7F800000, 0xFF800000], ids=hex)
+@pytest.mark.parametrize("others", [0.0, 1e-44, 1e-30, 1.0, 3e38])
+def test_nan_of_either_sign_and_inf_are_found_among_many(engine: Engine, others: float, bits: int) -> None:
+    t = torch.full((1000,), others)
+    t.view(torch.int32)[777] = bits - (1 << 32) if bits >> 31 else bits
+    scan, infinite = engine.scan([t]), bits & 0x7FFFFFFF == 0x7F800000
+    assert (scan.nan_count, scan.inf_count) == ((0, 1) if infinite else (1, 0))
+    assert scan.rows()[0].first_bad == 777
+    assert scan.inf_norm == t[0].item()
