@@ -40,8 +40,8 @@ def compare_scheduler(scheduler: Any, own: Any, saved: Any) -> None:
     if changed:
         messages.warn(
             f"nanscan: {'; '.join(changed)}: the checkpoint's hold from now on. If the new ones are meant, restore "
-            "without the scheduler; then set each group's lr to its initial_lr, make the scheduler, and step it as often "
-            "as it was stepped before",
+            "without the scheduler; then set each group's lr to its initial_lr, make the scheduler, and step it as "
+            "often as it was stepped before",
             CheckpointWarning,
         )
 

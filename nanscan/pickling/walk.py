@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from nanscan import paddle_objects
-from nanscan.pickling import byname, light, lost, paddle_kinds, restore
+from nanscan.pickling import byname, fleeting, light, lost, paddle_kinds, restore
 from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, plain_refusal, raised, refined, refused_type, rename, said
 from nanscan.pickling.kinds import PICKLE_BUT_NO_MORE, SCRIPT, kind_of
 from nanscan.pickling.naming import type_name
@@ -155,6 +155,11 @@ class Walk:
                 "another process",
                 "send value.detach()",
             )
+            return
+        if self._for_process and place.made and fleeting.is_lost_on_the_way(place, self._table):
+            origin = next(p for p in place.upwards() if p.made == 0)
+            if id(origin.value) not in self._at_fault:
+                self._report(origin, *fleeting.LOST)
             return
         holder = None if place.parent is None else place.parent.value
         for reason, fix in lost.tensor_loss(value, holder):
