@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from nanscan.errors import NonFiniteWarning
+from nanscan.local_paths import refuse_other_places
 from nanscan.report import StepReport, strict
 from nanscan.reporting.facts import Rhythm, layer_norms, run_facts
 
@@ -187,6 +188,7 @@ def open_log(log: Log | None) -> Callable[[StepReport], Any] | None:
 
     Raises:
         TypeError: if it is neither a path nor callable, nor a list or tuple of these.
+        ValueError: if the path begins with ``~`` or is a URL.
         OSError: if the path can't be written.
     """
     if log is None or callable(log):
@@ -195,6 +197,9 @@ def open_log(log: Log | None) -> Callable[[StepReport], Any] | None:
     wrong = [one for one in several if not callable(one) and not isinstance(one, (str, os.PathLike))]
     if wrong:
         raise TypeError(f"log must be a path or a function of the StepReport, got {wrong[0]!r}; give several as a list")
+    for one in several:
+        if not callable(one):
+            refuse_other_places(one, "log")
     return Logs(several) if isinstance(log, (list, tuple)) else JsonLog(several[0])
 
 

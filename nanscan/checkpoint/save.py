@@ -19,6 +19,7 @@ from nanscan.checkpoint.system import refused
 from nanscan.checkpoint.tensors import Found, Seen, tensors_in
 from nanscan.checkpoint.writer import DigestingWriter
 from nanscan.errors import CheckpointError, CheckpointWarning
+from nanscan.local_paths import refuse_other_places
 from nanscan.messages import warn
 from nanscan.pickling.drop import drop_all, drop_unpicklable
 from nanscan.pickling.naming import caller_frame, root_name
@@ -68,6 +69,7 @@ def save(
         CheckpointError: by ``on_unpicklable``, with ``.problems``; for sharded tensors (DTensor).
         CheckpointSystemError: the system refused (full disk, permission …): an `OSError` with its ``errno``.
         TypeError: ``path`` is a file object, which can't be replaced in one moment.
+        ValueError: ``path`` begins with ``~`` or is a URL.
 
     >>> import nanscan, tempfile, torch
     >>> path = nanscan.save({"w": torch.ones(3), "step": 7}, tempfile.mkdtemp() + "/last.pt")
@@ -98,12 +100,14 @@ def save(
 def path_of(path: Any) -> str:
     """A path as text."""
     try:
-        return os.fsdecode(path)
+        name = os.fsdecode(path)
     except TypeError:
         raise TypeError(
             f"path is a {type(path).__name__}: nanscan.save and nanscan.load take a path (str or pathlib.Path). A file "
             "object can't be replaced in one moment; use torch.save and torch.load for it"
         ) from None
+    refuse_other_places(name, "path")
+    return name
 
 
 def _save(obj: Any, root: str, path: str, form: Format | None, mode: bool | str) -> None:

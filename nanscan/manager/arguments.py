@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from nanscan.errors import CheckpointSystemError
+from nanscan.local_paths import refuse_other_places
 
 __all__ = ["checked_extra", "checked_folder", "checked_parts", "one_of"]
 
@@ -19,6 +20,7 @@ __all__ = ["checked_extra", "checked_folder", "checked_parts", "one_of"]
 def checked_folder(directory: str | os.PathLike[str]) -> Path:
     if not isinstance(directory, (str, os.PathLike)):
         raise TypeError(f"directory must be a path, got {type(directory).__name__}")
+    refuse_other_places(directory, "directory")
     path = Path(directory).absolute()
     if path.exists() and not path.is_dir():
         text = f"cannot keep checkpoints in '{path}': it is a file; give a folder"

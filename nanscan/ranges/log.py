@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
+from nanscan.local_paths import refuse_other_places
 from nanscan.log import JsonLog
 from nanscan.ranges.record import StepRecord
 from nanscan.ranges.row import OutOfRange
@@ -26,6 +27,7 @@ class RangeLog:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        refuse_other_places(path, "log")
         self._log = JsonLog(path)
         self._measured = 0
         self._noted = -1
