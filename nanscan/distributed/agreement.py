@@ -20,6 +20,7 @@ from nanscan.distributed.repair import zero_shared
 from nanscan.engine.result import EngineScan, Row
 from nanscan.engine.shards import is_dtensor, local_of
 from nanscan.names import Joined
+from nanscan.origin.loss import is_beside
 from nanscan.policy import ACTIONS, Action
 from nanscan.report import Label, TensorReport
 
@@ -148,12 +149,17 @@ class Agreement(Exchange):
         return next(in_trouble, None), bool(findings.flags & DUE)
 
     def origin(self, found: Any) -> Any:
-        """The `Origin` of the first rank that has one, with a note which rank that is; None if none has."""
-        for rank, origin in zip(self.ranks, self._objects(found, "where the NaN or Inf was made"), strict=True):
-            if origin is not None:
-                note = f"found on rank {rank}"
-                return replace(origin, note=note if origin.note is None else f"{origin.note}; {note}")
-        return None
+        """The `Origin` of the first rank that has one, with a note which rank that is; None if none has.
+
+        A rank that sees no more than a bad gradient, which a reduction brings from others, comes last.
+        """
+        origins = zip(self.ranks, self._objects(found, "where the NaN or Inf was made"), strict=True)
+        known = sorted(((r, o) for r, o in origins if o is not None), key=lambda each: is_beside(each[1]))
+        if not known:
+            return None
+        rank, origin = known[0]
+        note = f"found on rank {rank}"
+        return replace(origin, note=note if origin.note is None else f"{origin.note}; {note}")
 
     def decided(self, decide: Callable[[], Action]) -> Action:
         """What the group's first rank decides; the others follow. Called on bad steps only, by all ranks."""

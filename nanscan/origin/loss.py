@@ -11,9 +11,10 @@ from nanscan.names import clean
 from nanscan.origin.ranges import bad_counts, range_of
 from nanscan.origin.record import Origin
 
-__all__ = ["beside_origin", "loss_nodes", "loss_origin"]
+__all__ = ["beside_origin", "is_beside", "loss_nodes", "loss_origin"]
 
 MAX_NODES = 12
+_OF_OUTPUT = "gradient of the model's output"
 _EARLIER = (
     "the last {} forwards before this step, which are those that can be run again, show no NaN or Inf: an earlier one "
     "does, or what is added beside them. optimizer.check_microbatch(loss) after each backward says which"
@@ -59,7 +60,7 @@ def loss_origin(loss: Tensor | None, gradient: Tensor | None, nodes: list[str], 
     bad = loss if loss is not None else gradient
     assert bad is not None
     counts = bad_counts(bad.detach())
-    what = range_of("loss" if loss is not None else "gradient of the model's output", bad.detach())
+    what = range_of("loss" if loss is not None else _OF_OUTPUT, bad.detach())
     return Origin(
         kind="nan" if counts[0] else "inf",
         phase="forward" if loss is not None else "backward",
@@ -97,6 +98,11 @@ def beside_origin(model: nn.Module | None, forwards: int = 0) -> Origin | None:
                 ),
             )
     return None
+
+
+def is_beside(origin: Origin) -> bool:
+    """Whether an origin says no more than that weights have a bad gradient: of another rank's making, perhaps."""
+    return origin.op == "loss" and origin.phase == "backward" and origin.outputs[0].name != _OF_OUTPUT
 
 
 def _masked(output: Tensor | None) -> str:
