@@ -168,6 +168,7 @@ def test_under_distributed_data_parallel_names_and_steps_are_the_models(tmp_path
             for _ in range(2):
                 parallel(X).sum().backward()
     finally:
+        del parallel  # after its group it would wait, with Python's lock, for a thread of the group that wants the lock
         dist.destroy_process_group()
     assert ranges.steps == 2 and {row.module for row in ranges.rows()} == {"0", "1", "2"}
 
