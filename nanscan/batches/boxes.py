@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
-from nanscan.report import unravel
 
 __all__ = ["any_without_area", "judge_boxes"]
 
@@ -26,10 +24,8 @@ def judge_boxes(field: Field, value: Tensor) -> list[BatchProblem]:
     bad = certain | likely
     if not bool(bad.any()):
         return []
-    index = unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), bad.shape)
+    count, index, path, within = field.first(bad)
     numbers = ", ".join(f"{number:g}" for number in value[index].tolist())
-    path, within = field.at(index)
-    count = int(bad.sum())
     reason = (
         f"{field.name}: box {list(index)} is ({numbers}), without width or height; {count} of {bad.numel()} bad. The "
         "log of its size is -inf and its overlap 0/0: drop such boxes, or mend the conversion between corners and sizes"

@@ -10,7 +10,6 @@ from torch import Tensor
 from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
 from nanscan.batches.spec import BatchSpec
-from nanscan.report import unravel
 
 __all__ = ["UINT8_TARGETS", "allowed_classes", "judge_classes", "judge_probabilities", "judge_uint8_targets"]
 
@@ -56,9 +55,7 @@ def _no_target(field: Field, value: Tensor, spec: BatchSpec) -> BatchProblem:
 def _out_of_range(
     field: Field, value: Tensor, valid: Tensor, bad: Tensor, classes: int, spec: BatchSpec
 ) -> BatchProblem:
-    count = int(bad.sum())
-    index = _first(bad)
-    path, within = field.at(index)
+    count, index, path, within = field.first(bad)
     source = spec.source("num_classes")
     reason = (
         f"{field.name}: {_sample(field, index)} has {int(value[index])}, allowed 0..{classes - 1} "
@@ -71,8 +68,7 @@ def _out_of_range(
 def _cast_nan(field: Field, value: Tensor, low: int) -> BatchProblem:
     """Whatever the number of classes is, this is none."""
     bad = value == low
-    count, index = int(bad.sum()), _first(bad)
-    path, within = field.at(index)
+    count, index, path, within = field.first(bad)
     reason = f"{field.name}: {_sample(field, index)} has {low}; {count} of {value.numel()} bad{_CAST_NAN}"
     return BatchProblem(path, reason, count, within, "error", "label", field.field)
 
@@ -100,8 +96,7 @@ def judge_probabilities(field: Field, value: Tensor, low: float, high: float, sp
     bad = ((value < 0) | (value > 1)) & value.isfinite()
     if not bad.any():
         return []
-    count, index = int(bad.sum()), _first(bad)
-    path, within = field.at(index)
+    count, index, path, within = field.first(bad)
     hint = f"; {_PIXEL_MAX} looks like a uint8 mask: divide by 255" if high == _PIXEL_MAX else _numbers(value, spec)
     hint = _PLUS_MINUS if low == -1.0 and high == 1.0 and bool((value.abs() == 1.0).all()) else hint
     reason = (
@@ -125,16 +120,12 @@ def judge_uint8_targets(field: Field, value: Tensor) -> list[BatchProblem]:
     bright = value == _PIXEL_MAX
     if not bool((bright | (value == 0)).all()):
         return []
-    path, within = field.at(_first(bright))
+    _, _, path, within = field.first(bright)
     reason = (
         f"{field.name}: holds only 0 and 255, which looks like a uint8 mask where 0 and 1 are meant (targets of a "
         "binary cross-entropy outside [0, 1]): divide by 255"
     )
     return [BatchProblem(path, reason, int(bright.sum()), within, "warning", "label", field.field)]
-
-
-def _first(bad: Tensor) -> tuple[int, ...]:
-    return unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), bad.shape)
 
 
 def _sample(field: Field, index: tuple[int, ...]) -> str:

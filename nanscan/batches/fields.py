@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from nanscan.batches.walk import Leaf, Step, dotted, path_of, shape_of
+from nanscan.report import unravel
 
 __all__ = ["Field", "fields_of", "is_int"]
 
@@ -69,6 +70,11 @@ class Field:
         """The path of the sample that holds element `index`, and the index within that sample."""
         place = tuple(index)
         return (f"{self.path}[{place[0]}]", place[1:]) if self.batched else (self.path, place)
+
+    def first(self, bad: Tensor) -> tuple[int, tuple[int, ...], str, tuple[int, ...]]:
+        """How many elements are marked, the index of the first, and what `at` says of it."""
+        index = unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), bad.shape)
+        return int(bad.sum()), index, *self.at(index)
 
 
 def is_int(dtype: torch.dtype) -> bool:

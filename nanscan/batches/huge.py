@@ -8,7 +8,6 @@ from torch import Tensor
 from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
 from nanscan.batches.spec import BatchSpec
-from nanscan.report import unravel
 
 __all__ = ["HUGE", "judge_huge", "may_be_huge"]
 
@@ -29,8 +28,7 @@ def judge_huge(field: Field, value: Tensor) -> list[BatchProblem]:
     bad = (value.abs() > HUGE[0]) & value.isfinite()
     if not bool(bad.any()):
         return []
-    count, index = int(bad.sum()), unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), value.shape)
-    path, within = field.at(index)
+    count, index, path, within = field.first(bad)
     where = f" at {list(within)}" if within else ""
     reason = (
         f"has {value[index].item():.6g}{where}; {count} of {value.numel()} values of {field.name} are so large that "

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
-from nanscan.report import unravel
 
 __all__ = [
     "any_may_be_constant",
@@ -38,8 +37,7 @@ def judge_range(
     bad &= value.isfinite() if value.is_floating_point() else True
     if not bad.any():
         return []
-    count, index = int(bad.sum()), unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), value.shape)
-    path, within = field.at(index)
+    count, index, path, within = field.first(bad)
     where = f" at {list(within)}" if within else ""
     reason = (
         f"has {_number(value[index].item())}{where}, allowed {_allowed(bounds)}; {count} of "
@@ -103,20 +101,15 @@ def _any_equal(flat: Tensor, places: int) -> Tensor:
 
 def judge_constant(field: Field, value: Tensor) -> list[BatchProblem]:
     """Samples whose elements are all equal while others of the batch vary. All 0 is padding and passes."""
-    flat = value.reshape(value.shape[0], -1)
-    equal = (flat == flat[:, :1]).all(1)
-    if bool(equal.all()):
-        return []
-    found = (equal & (flat[:, 0] != 0)).nonzero().flatten().tolist()
-    return [
-        BatchProblem(
-            f"{field.path}[{sample}]",
-            f"is constant (every value is {flat[sample, 0].item():g}): a broken or blank image; normalising it by its "
-            "own range or deviation is 0/0",
-            flat.shape[1], None, "warning", "constant", field.field,
-        )
-        for sample in found
-    ]  # fmt: skip
+    return _equal_samples(
+        field,
+        value,
+        lambda first: (
+            f"is constant (every value is {first:g}): a broken or blank image; normalising it by its own range "
+            "or deviation is 0/0"
+        ),
+        zeros=False,
+    )
 
 
 def any_may_be_silent(value: Tensor) -> Tensor:
@@ -127,19 +120,36 @@ def any_may_be_silent(value: Tensor) -> Tensor:
 
 def judge_silent(field: Field, value: Tensor) -> list[BatchProblem]:
     """Recordings whose samples are all equal, while others of the batch vary."""
+    return _equal_samples(
+        field,
+        value,
+        lambda first: (
+            f"is silent (every value is {first:g}): normalising it by its own deviation is 0/0, and the log of "
+            "its spectrum is -inf"
+        ),
+        zeros=True,
+    )
+
+
+def _equal_samples(field: Field, value: Tensor, says: Callable[[float], str], zeros: bool) -> list[BatchProblem]:
+    """A warning for each sample of one value, unless all are; those of 0 only with `zeros`."""
     flat = value.reshape(value.shape[0], -1)
     equal = (flat == flat[:, :1]).all(1)
     if bool(equal.all()):
         return []
+    found = equal if zeros else equal & (flat[:, 0] != 0)
     return [
         BatchProblem(
             f"{field.path}[{sample}]",
-            f"is silent (every value is {flat[sample, 0].item():g}): normalising it by its own deviation is 0/0, and "
-            "the log of its spectrum is -inf",
-            flat.shape[1], None, "warning", "constant", field.field,
+            says(flat[sample, 0].item()),
+            flat.shape[1],
+            None,
+            "warning",
+            "constant",
+            field.field,
         )
-        for sample in equal.nonzero().flatten().tolist()
-    ]  # fmt: skip
+        for sample in found.nonzero().flatten().tolist()
+    ]
 
 
 def _allowed(bounds: tuple[float, float]) -> str:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
 from nanscan.batches.spec import BatchSpec
-from nanscan.report import unravel
 
 __all__ = ["judge_ids", "judge_lengths", "too_long"]
 
@@ -19,9 +17,7 @@ def judge_ids(field: Field, value: Tensor, low: float, high: float, spec: BatchS
     if size is None or (low >= 0 and high < size):
         return []
     bad = (value < 0) | (value >= size)
-    count = int(bad.sum())
-    index = unravel(int(bad.reshape(-1).to(torch.uint8).argmax()), value.shape)
-    path, within = field.at(index)
+    count, index, path, within = field.first(bad)
     first = int(value[index])
     table = {"token": f"vocabulary {size}", "type": f"{size} token types"}.get(field.role, f"{size} positions")
     where = ", ".join(map(str, (*field.place, *index)))
@@ -48,8 +44,7 @@ def _guess(first: int, size: int, field: Field, spec: BatchSpec) -> str:
 def judge_lengths(field: Field, value: Tensor) -> list[BatchProblem]:
     """Lengths of sequences, of which one is 0 or negative."""
     bad = value <= 0
-    count, index = int(bad.sum()), unravel(int(bad.to(torch.uint8).argmax()), value.shape)
-    path, within = field.at(index)
+    count, index, path, within = field.first(bad)
     first = int(value[index])
     reason = (
         f"{field.name}: sample {index[0]} has length {first}; {count} of {value.numel()} bad. pack_padded_sequence "
