@@ -46,8 +46,9 @@ def clip_grad_norm_(
     Args:
         parameters: an iterable of tensors, or one; those without a gradient are skipped.
         max_norm: the largest norm allowed, > 0. None or inf: nothing is clipped, the norm is returned.
-        norm_type: the order p of the norm; any number, inf for the largest magnitude. p = 2 and inf cost one read of
-            the gradients, others one more in torch operators.
+        norm_type: the order p of the norm; any number, inf for the largest magnitude. As in torch it is the norm of
+            the gradients' norms: 0 counts the gradients with an element that is not 0, DTensors as wholes. p = 2 and
+            inf cost one read of the gradients, others one more in torch operators.
         error_if_nonfinite: raise if an element is NaN or Inf.
         foreach: accepted for compatibility; there is one implementation.
 
@@ -100,7 +101,7 @@ def clip_grad_norm_(
 
 def _clip_sharded(params: list[Tensor], limit: float | None, order: float, error_if_nonfinite: bool) -> Tensor:
     """`clip_grad_norm_` for DTensors: all ranks find the same norm and clip by the same factor."""
-    from nanscan.distributed.clipping import as_torch_returns_it, total_over_meshes
+    from nanscan.distributed.clipping import as_torch_returns_it, norms_joined, total_over_meshes
 
     groups = local_groups(params)
     try:
@@ -115,7 +116,8 @@ def _clip_sharded(params: list[Tensor], limit: float | None, order: float, error
     def norm_of(positions: list[int]) -> float:
         if order == 2.0:
             return math.hypot(*[rows[at].finite_norm for at in positions])
-        return _any_norm([resolve(grads[at]) for at in positions], order) if scan.finite else 0.0
+        values = [resolve(grads[at]) for at in positions] if scan.finite else []
+        return _any_norm(values, order) if any(v.numel() for v in values) else norms_joined([], order)
 
     total = total_over_meshes(params, scan, order, norm_of)
     norm = norm_of_counts(total.norm, total.nan_count, total.inf_count)
@@ -164,8 +166,6 @@ def _any_norm(values: Sequence[Tensor], order: float) -> float:
 
 def _of_wide(wide: Sequence[Tensor], order: float) -> float:
     norms = torch.tensor([torch.linalg.vector_norm(v, order).item() for v in wide], dtype=torch.float64, device="cpu")
-    if order == 0:  # it counts the elements that are not 0: counts add up
-        return norms.sum().item()
     return torch.linalg.vector_norm(norms, order).item() if len(norms) else 0.0
 
 

@@ -33,9 +33,12 @@ def test_equals_torchs_norm_and_gradients(order, max_norm):
     assert (norm.shape, norm.dtype, norm.device) == (expected.shape, expected.dtype, expected.device)
 
 
-def test_order_zero_counts_the_elements_that_are_not_zero():
-    params = weights(torch.tensor([1.0, 0.0, 2.0]), torch.tensor([5.0]))
-    assert nanscan.clip_grad_norm_(params, None, norm_type=0).item() == 3.0
+def test_order_zero_counts_the_gradients_that_are_not_zero_as_torch_does():
+    values = [[1.0, 0.0, 2.0], [0.0, 0.0], [5.0], [1e-30, -2.0]]
+    mine, theirs = ([*weights(*map(torch.tensor, values))] for _ in range(2))
+    expected = torch.nn.utils.clip_grad_norm_(theirs, 0.5, norm_type=0)
+    assert nanscan.clip_grad_norm_(mine, 0.5, norm_type=0).item() == expected.item() == 3.0
+    torch.testing.assert_close([p.grad for p in mine], [p.grad for p in theirs], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("order", [2.0, INF, 1.0])

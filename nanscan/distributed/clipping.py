@@ -1,4 +1,4 @@
-"""The norm of sharded gradients for `clip_grad_norm_`: one exchange of 32 bytes for each dimension of each mesh."""
+"""The norm of sharded gradients for `clip_grad_norm_`: one short exchange for each dimension of each mesh."""
 
 from __future__ import annotations
 
@@ -41,46 +41,46 @@ def total_over_meshes(
     Raises:
         RuntimeError: a rank can't scan its gradients, or does not take part.
     """
-    have = [] if scan is None else [row[0] for row in scan.rows()]
+    have = set() if scan is None else {row[0] for row in scan.rows()}
+
+    def norms_of(positions: list[int]) -> list[float]:
+        parts = [[at] for at in positions] if order == 0 else [positions]  # 0 counts tensors: each on its own
+        return [norm_of([at for at in part if at in have and _counts_here(params[at])]) for part in parts]
+
     meshes: dict[Any, list[int]] = {}
     for position, param in enumerate(params):
         if is_dtensor(param) and param.device_mesh.get_coordinate() is not None:  # else the others' business
             meshes.setdefault(param.device_mesh, []).append(position)
-    plain = norm_of([at for at in have if not is_dtensor(params[at])])
+    plain = norms_of([at for at, param in enumerate(params) if not is_dtensor(param)])
     norms, flags = [], [_FAILED, 0.0] if scan is None else [float(scan.nan_count), float(scan.inf_count)]
     for mesh, positions in meshes.items():
-        counted = [at for at in positions if at in set(have) and _counts_here(params[at])]
-        numbers = [norm_of(counted), *flags, plain]
+        sharded = norms_of(positions)
         for dim in range(mesh.ndim):
-            rows = _gathered(numbers, mesh, dim)
-            numbers = [
-                norms_joined([row[0] for row in rows], order),
-                sum(row[1] for row in rows),
-                sum(row[2] for row in rows),
-                max(row[3] for row in rows),
-            ]
-        norms.append(numbers[0])
-        flags, plain = numbers[1:3], numbers[3]
+            rows = list(zip(*_gathered([*flags, *plain, *sharded], mesh, dim), strict=True))
+            flags, plain = [sum(row) for row in rows[:2]], [max(row) for row in rows[2 : 2 + len(plain)]]
+            sharded = [norms_joined(row, order) for row in rows[2 + len(plain) :]]
+        norms += sharded
     if flags[0] == _FAILED:
         raise RuntimeError(
             "nanscan: a rank could not scan its gradients for clip_grad_norm_; its own error says why. Nothing was "
             "clipped on any rank"
         )
-    return MeshTotals(norms_joined([*norms, plain], order), int(flags[0]), int(flags[1]))
+    norm = norms_joined([*norms, *plain], order)
+    if norm == norms_joined([], order):  # no rank has an element
+        norm = 0.0
+    return MeshTotals(norm, int(flags[0]), int(flags[1]))
 
 
 def norms_joined(norms: Sequence[float], order: float) -> float:
-    """The norm of all elements from the norms of their parts.
+    """The norm of all elements from the norms of their parts; of no part, what changes no norm that it is joined to.
 
     >>> norms_joined([3.0, 4.0], 2.0), norms_joined([3.0, 4.0], math.inf), norms_joined([3.0, 4.0], 1.0)
     (5.0, 4.0, 7.0)
     """
     if order == 2.0:
         return math.hypot(*norms)
-    if order == 0:  # it counts the elements that are not 0
-        return math.fsum(norms)
     if not norms:
-        return 0.0
+        return math.inf if order < 0 else 0.0  # of a negative order the smallest element decides
     return float(torch.linalg.vector_norm(torch.tensor(norms, dtype=torch.float64, device="cpu"), order))
 
 
@@ -98,6 +98,8 @@ def as_torch_returns_it(norm: Tensor, params: Sequence[Any]) -> Tensor:
 
 def _counts_here(param: Any) -> bool:
     """Of ranks that hold the same elements the first of each replicated dimension counts them."""
+    if not is_dtensor(param):
+        return True
     at = param.device_mesh.get_coordinate()
     return all(hasattr(placement, "dim") or at[dim] == 0 for dim, placement in enumerate(param.placements))
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import nanscan
 
@@ -53,3 +53,30 @@ def clip_hard(rank: int, name: str) -> tuple[float, float, float | str, float, f
     except Exception as error:
         theirs = f"{type(error).__name__}: {error}"
     return float(norm), wanted, theirs, gap / torch.linalg.vector_norm(whole.double()).item(), report.norm
+
+
+def clip_unusual(rank: int, order: float, placement: str, beside: bool) -> list[tuple[float, list[list[float]]]]:
+    """Norm and clipped gradients of four gradients in one piece, as DTensors (some `beside` as plain ones), torch's."""
+    wholes = [
+        torch.tensor(v) for v in ([1.0, 7.0, 3.0], [0.0] * 3 if order == 0 else [9.0] * 3, [2.0, 2.0, 2.0], [5.0])
+    ]
+    mesh = DeviceMesh("cpu", list(range(dist.get_world_size())))
+    where = [Shard(0) if placement == "shards" else Replicate()]
+
+    def parameter(at: int, sharded: bool) -> nn.Parameter:
+        made = [distribute_tensor(v, mesh, where) if sharded else v for v in (torch.ones_like(wholes[at]), wholes[at])]
+        weight = nn.Parameter(made[0])
+        weight.grad = made[1].clone()
+        return weight
+
+    found = []
+    for clip, plain in (
+        (torch.nn.utils.clip_grad_norm_, range(4)),
+        (nanscan.clip_grad_norm_, (1, 2) if beside else ()),
+    ):
+        weights = [parameter(at, at not in plain) for at in range(4)]
+        norm: Any = clip(weights, 0.1, order)
+        grads: list[Any] = [weight.grad for weight in weights]
+        whole = [value.full_tensor() if isinstance(value, DTensor) else value for value in (norm, *grads)]
+        found.append((whole[0].item(), [value.tolist() for value in whole[1:]]))
+    return found

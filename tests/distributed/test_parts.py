@@ -56,3 +56,12 @@ def test_the_norm_of_shards_is_right_for_any_finite_values(worlds: dict[int, Ran
         assert norm == pytest.approx(wanted, rel=1e-6) and gap < 1e-2
         assert name == "empty inf" or guarded == pytest.approx(wanted, rel=1e-6)  # a guard's norm is always the 2-norm
     assert (one[0], one[4]) == (other[0], other[4])
+
+
+@pytest.mark.parametrize("order", [0.0, -1.0, float("-inf"), 0.5])
+def test_unusual_orders_are_what_torch_gives_in_one_process(worlds: dict[int, Ranks], order: float) -> None:
+    run = worlds[2].of("tests.distributed.clip_scenarios").run
+    for how in (("shards", False), ("replicas", False), ("shards", True), ("replicas", True)):
+        for (wanted, clipped), (norm, ours) in run("clip_unusual", order, *how):
+            assert norm == pytest.approx(wanted, rel=1e-6), how
+            assert sum(ours, []) == pytest.approx(sum(clipped, []), rel=1e-5), how

@@ -32,7 +32,8 @@ def clip_grad_norm_(
     Args:
         parameters: an iterable of tensors, or one; those without a gradient are skipped.
         max_norm: the largest norm allowed, > 0. None or inf: nothing is clipped, the norm is returned.
-        norm_type: the order p of the norm, inf for the largest magnitude. p = 2 and inf cost one read of the gradients.
+        norm_type: the order p of the norm, inf for the largest magnitude; 0 counts the gradients with an element that
+            is not 0, as in Paddle. p = 2 and inf cost one read of the gradients.
         error_if_nonfinite: raise if an element is NaN or Inf.
 
     Returns:
@@ -105,7 +106,7 @@ def _any_norm(grads: Sequence[Any], order: float) -> float:
     if order == math.inf:
         return max(float(v.max()) for v in wide)
     if order == 0:
-        return float(sum(int((v != 0).astype("int64").sum()) for v in wide))
+        return float(sum(bool((v != 0).any()) for v in wide))
     norms = paddle.stack([paddle.linalg.norm(v, order) for v in wide])
     return float(paddle.linalg.norm(norms, order))
 
