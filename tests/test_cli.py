@@ -102,6 +102,10 @@ def test_no_verb_shows_help_and_is_misuse(capsys: Capture) -> None:
         (["pickle", "gone.pt"], "'gone.pt' is not there: give a file, or an object as package.module:object"),
         (["pickle", ""], "Invalid value for 'FILE|MODULE:OBJECT': an empty name."),
         (["report", "gone.jsonl"], "'gone.jsonl' is not there"),
+        (["report", "/dev/null"], "'/dev/null' is a device, not a regular file: give a log"),
+        (["pickle", "/dev/zero"], "'/dev/zero' is a device, not a regular file: give a file"),
+        (["report", "attack.pkl"], "'attack.pkl' is no log of steps: not one line of it is"),
+        (["report", "attack.pkl", "--follow"], "'attack.pkl' is no log of steps: not one line of it is"),
         (["report", "run.jsonl", "-o", ""], "Invalid value for '-o' / '--output': an empty name."),
         (["report", "run.jsonl", "--follow", "--open"], "leave out --json, --open and -o"),
         (["demo", "--log", "run.html"], "the page goes to 'run.html': choose another name, such as run.jsonl"),
@@ -150,6 +154,13 @@ def test_exit_codes_0_and_1_and_json_is_all_that_stdout_gets(
     done = server.run(files, *command.split(), "--json")
     assert (done.code, done.err) == (code, "")
     assert json.loads(done.out)["exit_code"] == code
+
+
+@pytest.mark.parametrize("command", ["scan nan.pt", "pickle good.pt", "report run.jsonl", "env", "help scan", "scan"])
+def test_json_before_the_verb_holds_for_the_verb(command: str, files: Path, capsys: Capture) -> None:
+    codes = main(["--json", *command.split()]), main([*command.split(), "--json"])
+    before, behind = capsys.readouterr().out.split("\n}\n{\n")
+    assert codes[0] == codes[1] and before + "\n}\n" == "{\n" + behind
 
 
 def test_a_page_that_is_to_be_opened_is_written_with_json_too(
@@ -311,6 +322,8 @@ def test_streams_that_are_closed_or_full_do_no_harm(files: Path) -> None:
 
 
 def test_a_page_that_goes_to_stdout_goes_there_alone(files: Path) -> None:
+    code, out, err = _shell("cat run.jsonl | nanscan report /dev/stdin", files)
+    assert (code, out) == (2, "") and "say where it goes with -o" in err
     code, out, err = _shell("nanscan report run.jsonl -o /dev/stdout | cat", files)
     assert (code, err) == (0, "") and out.startswith("<!DOCTYPE html>") and out.rstrip().endswith("</html>")
     code, out, err = _shell("nanscan report run.jsonl -o /dev/stdout --json | cat; exit ${PIPESTATUS[0]}", files)

@@ -70,6 +70,16 @@ def test_a_log_that_has_just_begun_opens(tmp_path: Path, content: bytes) -> None
     assert main(["report", str(file)]) == 0 and file.with_suffix(".html").exists()
 
 
+@pytest.mark.parametrize("content", ["not a log", "not a log\n", "\0\1", '["step", 0]', "[1,"])
+def test_a_file_without_a_line_of_a_log_is_refused_whole_or_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    file = tmp_path / "run.jsonl"
+    file.write_text(content)
+    assert main(["report", str(file)]) == 2 and "is no log of steps" in capsys.readouterr().err
+    assert not file.with_suffix(".html").exists()
+
+
 @pytest.mark.parametrize("command", ["report", "pickle"])
 def test_a_named_pipe_is_refused_not_waited_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str

@@ -14,16 +14,37 @@ import click
 
 from nanscan import tables
 
-__all__ = ["common_options", "object_prints_to_stderr", "plural", "print_json", "print_lines", "printable"]
+__all__ = [
+    "common_options",
+    "json_for_all",
+    "object_prints_to_stderr",
+    "plural",
+    "print_json",
+    "print_lines",
+    "printable",
+]
 
 LONGEST = 300  # characters of a name on a terminal; a pipe gets the whole
+_JSON = "nanscan.json"  # the key in what click hands from the program's context to the verb's
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def common_options(command: _F) -> _F:
     """Give a verb the options that all of them have."""
     command = click.option("--debug", is_flag=True, expose_value=False, help="Show the traceback of an error.")(command)
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON document and nothing else.")(command)
+    told = click.option(
+        "--json", "as_json", is_flag=True, callback=_or_before, help="Print one JSON document and nothing else."
+    )
+    return told(command)
+
+
+def json_for_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """`nanscan --json scan …` is `nanscan scan --json …`: the option before the verb holds for it."""
+    ctx.meta[_JSON] = value
+
+
+def _or_before(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
+    return value or bool(ctx.meta.get(_JSON))
 
 
 def printable(text: str, limit: int | None = None) -> str:

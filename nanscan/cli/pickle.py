@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from nanscan.cli.inputs import refuse_irregular
 from nanscan.cli.output import common_options, plural, print_json, print_lines, printable
 from nanscan.cli.progress import working
 from nanscan.cli.verb import FileName, Verb
@@ -71,8 +72,7 @@ def _file(path: Path, as_json: bool) -> int:
         raise click.ClickException(
             f"'{printable(str(path))}' is Python source: for an object of it, write {name}:OBJECT"
         )
-    if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):  # it would be waited for; those have a writer
-        raise click.ClickException(f"'{printable(str(path))}' is a named pipe, not a regular file: give a file")
+    refuse_irregular(path, "a file")
     try:
         with working(f"looking into {path.name} ({show_bytes(path.stat().st_size)})"):
             contents = inspect_pickle(path)

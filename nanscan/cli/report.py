@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from nanscan.cli.inputs import OF_SHELL, refuse_irregular
 from nanscan.cli.output import common_options, plural, print_json, print_lines, printable
 from nanscan.cli.progress import working
 from nanscan.cli.verb import FileName, Verb
@@ -49,13 +50,8 @@ def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_js
     with working(f"reading {log.name}"):
         found = read_log(log)
     if found.foreign:
-        name = printable(str(log))
-        checkpoint = f"; for a checkpoint: nanscan scan {name}" if zipfile.is_zipfile(log) else ""
-        raise click.ClickException(
-            f"'{name}' is no log of steps: not one line of it is. Give the file that nanscan.wrap(..., log=...) was "
-            f"given{checkpoint}"
-        )
-    page = output or (None if as_json and not open_page else log.with_suffix(".html"))
+        raise _no_log(log)
+    page = output or (None if as_json and not open_page else _beside(log))
     to_stdout = page is not None and _is_stdout(page)
     if to_stdout and as_json:
         raise click.UsageError("The page and --json can't both go to stdout: give -o a file.")
@@ -73,12 +69,26 @@ def command(log: Path, output: Path | None, open_page: bool, follow: bool, as_js
 def _check(log: Path, *, may_come: bool) -> None:
     if log.is_dir():
         raise click.ClickException(f"'{printable(str(log))}' is a folder: give a log, such as run.jsonl")
-    if log.is_fifo() and not str(log).startswith(("/dev/", "/proc/")):  # it would be waited for; those have a writer
-        raise click.ClickException(f"'{printable(str(log))}' is a named pipe, not a regular file: give a log")
+    refuse_irregular(log, "a log")
     if not log.exists() and not may_come:
         raise click.ClickException(
             f"'{printable(str(log))}' is not there: give the path that nanscan.wrap(..., log=...) was given"
         )
+
+
+def _no_log(log: Path) -> click.ClickException:
+    name = printable(str(log))
+    checkpoint = f"; for a checkpoint: nanscan scan {name}" if zipfile.is_zipfile(log) else ""
+    return click.ClickException(
+        f"'{name}' is no log of steps: not one line of it is. Give the file that nanscan.wrap(..., log=...) was "
+        f"given{checkpoint}"
+    )
+
+
+def _beside(log: Path) -> Path:
+    if str(log).startswith(OF_SHELL):
+        raise click.UsageError(f"No page can lie beside '{printable(str(log))}': say where it goes with -o.")
+    return log.with_suffix(".html")
 
 
 def _is_stdout(page: Path) -> bool:
@@ -121,6 +131,10 @@ def _follow(log: Path, *, others: bool) -> int:
     if others:
         raise click.UsageError("--follow prints lines until it is stopped: leave out --json, --open and -o.")
     from nanscan.cli.follow import follow
+    from nanscan.reporting.follow import NoLog
 
-    follow(log)
+    try:
+        follow(log)
+    except NoLog as error:
+        raise _no_log(log) from error
     return 0

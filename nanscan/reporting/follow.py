@@ -10,10 +10,14 @@ from nanscan.reporting.reading import Reader, Run
 from nanscan.reporting.timeline import of_note
 from nanscan.reporting.values import as_text, number
 
-__all__ = ["Batch", "News", "Tail"]
+__all__ = ["Batch", "News", "NoLog", "Tail"]
 
 CHUNK = 1 << 20
 TOLD = ("rollback", "checkpoint", "out_of_range", "end")
+
+
+class NoLog(Exception):
+    """There are lines in the file, and not one of them is a log's."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +131,7 @@ class Tail:
 
         Raises:
             OSError: the file is there and can't be read.
+            NoLog: it is something else.
         """
         try:
             about = self._path.stat()
@@ -148,6 +153,8 @@ class Tail:
                 *lines, self._rest = (self._rest + chunk).split(b"\n")
                 for line in lines:
                     batch += self._take(line + b"\n")
+        if self._reader.is_foreign:
+            raise NoLog
         return batch
 
     def _take(self, line: bytes) -> Batch:

@@ -129,7 +129,7 @@ class Reader:
         try:
             data = json.loads(line.decode("utf-8", "replace").lstrip("\ufeff\0"))
         except (ValueError, RecursionError):
-            self._ignored["cut" if self._half else "no JSON"] += 1
+            self._ignored["cut" if self._half and line.lstrip().startswith(b"{") else "no JSON"] += 1
             return None
         if not isinstance(data, dict):
             self._ignored["foreign"] += 1
