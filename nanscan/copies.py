@@ -7,7 +7,7 @@ from typing import Any
 
 from nanscan import messages
 from nanscan.clipping.state import guard_state
-from nanscan.inner_attributes import carried_attributes, give_attributes
+from nanscan.inner_attributes import carried_attributes, copied_attributes, give_attributes
 from nanscan.log import Log
 from nanscan.microbatches import Microbatches
 from nanscan.names import Names
@@ -61,7 +61,9 @@ class Copies(Microbatches):
         new = memo[id(self)] = type(self).__new__(type(self))
         state = self.__getstate__()
         shared = {"policy", "log"}  # they never change; the functions in them may belong to whatever there is
+        attributes = state.pop("attributes")
         state = {name: value if name in shared else copy.deepcopy(value, memo) for name, value in state.items()}
+        state["attributes"] = copied_attributes(attributes, memo)
         state["model"] = memo.get(id(self._names.model))  # None unless the model is copied in the same call
         new.__setstate__(state)
         return new

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import io
 import pickle
 from typing import Any
 
 import torch
 
-__all__ = ["carried_attributes", "give_attributes", "own_attributes"]
+__all__ = ["carried_attributes", "copied_attributes", "give_attributes", "own_attributes"]
 
 _OF_THE_LOOP = frozenset({
     "_opt_called", "step", "found_inf", "grad_scale", "_zero_grad_profile_name", "_need_device_dtype_check_for_fused",
@@ -33,6 +35,15 @@ def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 def carried_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Those of `own_attributes` that can be pickled: with them a copy goes on as the original does."""
     return {name: value for name, value in own_attributes(optimizer).items() if _pickles(value)}
+
+
+def copied_attributes(attributes: dict[str, Any], memo: dict[int, Any]) -> dict[str, Any]:
+    """Deep copies of those that let themselves be copied: a loss with its graph, which can be pickled, does not."""
+    copies = {}
+    for name, value in attributes.items():
+        with contextlib.suppress(Exception):  # whatever a __deepcopy__ raises
+            copies[name] = copy.deepcopy(value, memo)
+    return copies
 
 
 def give_attributes(optimizer: torch.optim.Optimizer, attributes: dict[str, Any]) -> None:

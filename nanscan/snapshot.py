@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nanscan.state_copy import copy_state
+from nanscan.state_copy import copy_state, has_plain_memory, memory_id
+from nanscan.state_plan import SCALARS
 
 __all__ = ["Snapshot", "evaluates_once", "nested_optimizers", "optimizer_content", "params_of", "put_back"]
 
@@ -16,8 +18,11 @@ _SINGLE = frozenset(
     for kind in vars(torch.optim).values()
     if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.LBFGS
 )
-_SCALARS = (bool, int, float, Tensor)
-_OF_THE_LOOP = frozenset({"_opt_called"})  # says that step() was called at all; schedulers warn where it was not
+_SCALARS = tuple(SCALARS)
+_REFILLED = (dict, list, set, deque)
+_CONTAINERS = (*_REFILLED, tuple, frozenset)
+_OF_THE_LOOP = frozenset({"_opt_called", "found_inf", "grad_scale"})  # they are said by schedulers and scalers
+_KEPT_ELSEWHERE = _OF_THE_LOOP | {"state", "param_groups", "defaults"}
 
 
 def evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
@@ -26,7 +31,7 @@ def evaluates_once(optimizer: torch.optim.Optimizer) -> bool:
 
 
 class Snapshot:
-    """The weights, state, group options and scalar attributes of an optimizer, and of optimizers that it holds.
+    """The weights, state, group options and plain attributes of an optimizer, and of optimizers that it holds.
 
     Takes as much memory as these. `restore` may be called once.
 
@@ -73,15 +78,37 @@ def nested_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Opti
 
 
 def optimizer_content(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """The live state, group options and scalar attributes of each of `nested_optimizers`; to be copied, not kept."""
+    """The live state, group options and plain attributes of each of `nested_optimizers`; to be copied, not kept."""
     return [
         {
             "state": dict(part.state),
             "groups": [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups],
-            "scalars": {k: v for k, v in vars(part).items() if isinstance(v, _SCALARS) and k not in _OF_THE_LOOP},
+            "attributes": _attributes(part),
+            "names": frozenset(vars(part)),
         }
         for part in nested_optimizers(optimizer)
     ]
+
+
+def _attributes(part: torch.optim.Optimizer) -> dict[str, Any]:
+    """What an optimizer keeps beside its state: numbers, tensors, containers of these such as a dict of counters."""
+    own = {k: v for k, v in vars(part).items() if k not in _KEPT_ELSEWHERE and not k.endswith("_hooks")}
+    if all(isinstance(value, _SCALARS) or callable(value) for value in own.values()):
+        return {name: value for name, value in own.items() if isinstance(value, _SCALARS)}
+    weights = {memory_id(p) for p in params_of(part) if has_plain_memory(p)}
+    return {name: value for name, value in own.items() if _is_data(value, weights)}
+
+
+def _is_data(value: Any, weights: set[int], depth: int = 20) -> bool:
+    """True for what is nothing but numbers, text and tensors; a list of the parameters is no data of the optimizer."""
+    if isinstance(value, _SCALARS):
+        return True
+    if isinstance(value, Tensor):
+        return not (has_plain_memory(value) and memory_id(value) in weights)
+    if not depth or not isinstance(value, _CONTAINERS):
+        return False
+    items = value.values() if isinstance(value, dict) else value
+    return all(_is_data(item, weights, depth - 1) for item in items)
 
 
 def put_back(optimizer: torch.optim.Optimizer, content: list[dict[str, Any]]) -> None:
@@ -93,4 +120,17 @@ def put_back(optimizer: torch.optim.Optimizer, content: list[dict[str, Any]]) ->
             for key in group.keys() - options.keys() - {"params"}:
                 del group[key]
             group.update(options)
-        vars(part).update(saved["scalars"])
+        _put_attributes_back(part, saved["attributes"], saved["names"])
+
+
+def _put_attributes_back(part: torch.optim.Optimizer, saved: dict[str, Any], names: frozenset[str]) -> None:
+    own = vars(part)
+    for name in _attributes(part).keys() - names:  # such as a flag which says that something was made ready
+        del own[name]
+    for name, value in saved.items():
+        present: Any = own.get(name)
+        if type(present) is type(value) and isinstance(value, _REFILLED):  # somebody else may hold it, too
+            present.clear()
+            (present.update if isinstance(value, (dict, set)) else present.extend)(value)
+        else:
+            own[name] = value

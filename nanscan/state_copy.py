@@ -14,7 +14,7 @@ from nanscan import engine
 from nanscan.engine.shards import is_dtensor, local_of
 from nanscan.state_plan import SCALARS, Plan
 
-__all__ = ["StateCopy", "copy_state", "memory_id"]
+__all__ = ["StateCopy", "copy_state", "has_plain_memory", "memory_id"]
 
 Place = Callable[[Tensor], torch.device]
 _SCALARS = tuple(SCALARS)
@@ -137,7 +137,7 @@ class _Layout:
         self.apart: list[Tensor] = []
         self.met: list[Tensor] = []
         self.met_copies: list[Tensor] = []
-        sources = [t for t in _tensors(value, set()) if _has_plain_memory(t)]
+        sources = [t for t in _tensors(value, set()) if has_plain_memory(t)]
         self._memory = {id(t): memory_id(t) for t in sources}  # that of each source
         self._taken = set(self._memory.values())  # no target may lie in these
         self._several, self._shared = _shared_memory(sources, self._memory)
@@ -243,7 +243,7 @@ class _Layout:
         self.apart.append(source)
         if storage not in self._overlaps:
             whole = _bytes_of(source)
-            former = _bytes_of(into) if into is not None and _has_plain_memory(into) else None
+            former = _bytes_of(into) if into is not None and has_plain_memory(into) else None
             target = self._usable(former, whole)
             if target is None:
                 target = _like(whole, self._place(source))
@@ -259,7 +259,7 @@ class _Layout:
     def _usable(self, into: Tensor | None, source: Tensor) -> Tensor | None:
         if into is None or into.shape != source.shape or into.dtype != source.dtype:
             return None
-        if not _has_plain_memory(into) or into.is_conj() or into.is_neg() or 0 in into.stride():
+        if not has_plain_memory(into) or into.is_conj() or into.is_neg() or 0 in into.stride():
             return None
         memory = memory_id(into)
         if memory in self._taken or into.device != self._place(source):
@@ -327,7 +327,7 @@ def memory_id(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
-def _has_plain_memory(tensor: Tensor) -> bool:
+def has_plain_memory(tensor: Tensor) -> bool:
     """False for tensors without memory of their own that could be read as their elements: sparse, meta, subclasses."""
     if type(tensor) not in (Tensor, nn.Parameter, nn.Buffer):
         return False

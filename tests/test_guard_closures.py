@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections import deque
 
 import pytest
 import torch
@@ -265,6 +266,47 @@ def test_optimizer_that_catches_exceptions_does_not_stop_the_way_back():
     guarded.step(closure)
     assert weight.item() == 0.0
     assert guarded.step_was_skipped
+
+
+class Accelerated(torch.optim.SGD):
+    """A third-party optimizer that keeps counters, averages and a cache beside its state, and moves them first."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, **options)
+        self.counters = {"tries": 0}
+        self.past = deque(maxlen=3)
+        self.order = [p for group in self.param_groups for p in group["params"]]
+        self.averages = [p.detach().clone() for p in self.order]
+        self.best = None
+
+    def step(self, closure=None):
+        self.counters["tries"] += 1
+        self.past.append(self.counters["tries"])
+        self.best = torch.ones(1)
+        self.ready = True
+        for average in self.averages:
+            average.mul_(2.0)
+        loss = closure()
+        super().step()
+        return loss
+
+
+def test_what_an_optimizer_keeps_in_containers_beside_its_state_is_restored():
+    weight = torch.nn.Parameter(torch.ones(1))
+    inner = Accelerated([weight], lr=0.1)
+    guarded, counters = nanscan.wrap(inner), inner.counters
+
+    def closure():
+        weight.grad = torch.tensor([NAN])
+        return torch.tensor(1.0)
+
+    guarded.step(closure)
+    assert guarded.step_was_skipped
+    assert (inner.counters, list(inner.past), inner.past.maxlen, inner.best) == ({"tries": 0}, [], 3, None)
+    assert [average.item() for average in inner.averages] == [1.0]
+    assert not hasattr(inner, "ready")
+    assert inner.counters is counters
+    assert inner.order[0] is weight
 
 
 class NeverEvaluates(torch.optim.SGD):

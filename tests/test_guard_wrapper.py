@@ -247,6 +247,15 @@ def test_pickled_optimizer_gets_its_model_back_by_wrapping_again():
     assert new.model is new_model
 
 
+def test_attribute_that_can_be_pickled_but_not_copied_does_not_stop_a_deep_copy():
+    weight = torch.nn.Parameter(torch.ones(2))
+    inner = torch.optim.SGD([weight], lr=0.1)
+    inner.last_loss, inner.note = (weight * 2).sum(), "kept"  # a loss with its graph
+    copied = copy.deepcopy(nanscan.wrap(inner))
+    assert copied.optimizer.note == "kept"
+    assert not hasattr(copied.optimizer, "last_loss")
+
+
 def test_pickle_before_the_first_step_works():
     twin = pickle.loads(pickle.dumps(nanscan.wrap(torch.optim.SGD(make_params(), lr=0.1))))
     assert twin.last_report is None
