@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 import nanscan
 from nanscan import CheckpointError, CheckpointManager, CheckpointWarning, NonFiniteError
 from nanscan.manager import schedule
+from tests.guarded import bits
 from tests.manager_runs import Run, steps_of
 
 BOTH = pytest.mark.parametrize("background", [False, True], ids=["foreground", "background"])
@@ -235,7 +237,10 @@ def test_directory_must_be_a_path_and_no_file(tmp_path: Path) -> None:
         ({"step": 1, "model": {}}, TypeError, "model must be a torch.nn.Module, got dict"),
         ({"step": 1, "optimizer": nn.Linear(1, 1)}, TypeError, "optimizer must be a torch.optim.Optimizer"),
         ({"step": 1, "scheduler": 3}, TypeError, r"scheduler must have state_dict\(\), int has not"),
-        ({"step": 1, "extra": [1]}, TypeError, "extra must be a dict, got list"),
+        ({"step": 1, "model": nn.Linear}, TypeError, "got the class Linear"),
+        ({"step": 1, "model": {"w": torch.ones(1)}}, TypeError, r"the model itself, not its state_dict\(\)"),
+        ({"step": 1, "scheduler": torch.amp.GradScaler}, TypeError, "the class GradScaler has not"),
+        ({"step": 1, "extra": [1]}, TypeError, "extra must be a dict, got list: name what it holds, extra="),
         ({"step": 1, "extra": {1: 2}}, TypeError, "keys of extra must be strings, got 1"),
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else "",
@@ -245,6 +250,52 @@ def test_invalid_argument_of_save_is_refused(
 ) -> None:
     with CheckpointManager(tmp_path) as manager, pytest.raises(kind, match=words):
         manager.save(**arguments)
+
+
+@pytest.mark.parametrize("method", ["save", "restore"])
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"model": [nn.Linear(1, 1), nn.Linear(1, 1)]}, 'ModuleDict({"model_0": …, "model_1": …})'),
+        ({"model": (nn.Linear(1, 1), None)}, 'ModuleDict({"model_0": …})'),
+        ({"model": {"g": nn.Linear(1, 1), "d": nn.Linear(1, 1)}}, 'ModuleDict({"g": …, "d": …})'),
+        ({"optimizer": [3, 4]}, "name each of the others in extra={'optimizer_1': …}"),
+        ({"optimizer": {"g": 3, "d": 4}}, "name each of the others in extra={'d': …}"),
+        ({"optimizer": {"state": {}, "param_groups": []}}, "give the optimizer itself, not its state_dict()"),
+        ({"scheduler": [3]}, 'load it from restored.extra["scheduler_1"]'),
+        ({"scaler": (3, 4)}, 'load it from restored.extra["scaler_1"]'),
+    ],
+)
+def test_several_parts_in_one_are_refused_at_once_with_the_way_to_give_them(
+    tmp_path: Path, method: str, given: dict[str, Any], words: str
+) -> None:
+    with CheckpointManager(tmp_path, every_steps=1000) as manager, pytest.raises(TypeError, match=re.escape(words)):
+        manager.save(1, **given) if method == "save" else manager.restore(**given)
+
+
+def test_two_models_and_two_optimizers_resume_as_one_module_and_extra(tmp_path: Path) -> None:
+    def made() -> tuple[nn.ModuleDict, list[torch.optim.Optimizer]]:
+        torch.manual_seed(0)
+        both = nn.ModuleDict({"g": nn.Linear(2, 3), "d": nn.Linear(3, 1)})
+        return both, [torch.optim.Adam(part.parameters()) for part in both.values()]
+
+    def step(both: nn.ModuleDict, optimizers: list[torch.optim.Optimizer]) -> None:
+        both["d"](both["g"](torch.rand(4, 2))).sum().backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    both, (first, second) = made()
+    step(both, [first, second])
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, model=both, optimizer=first, extra={"second": second})
+        step(both, [first, second])
+        other, (third, fourth) = made()
+        restored = manager.restore(model=other, optimizer=third)
+    assert restored is not None
+    fourth.load_state_dict(restored.extra["second"])
+    step(other, [third, fourth])
+    assert bits([*other.parameters()]) == bits([*both.parameters()])
 
 
 def test_numpy_integer_is_a_step(tmp_path: Path) -> None:

@@ -173,3 +173,9 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
 def test_an_unknown_number_keeps_the_systems_own_words() -> None:
     error = system.refused(OSError(errno.ENOTRECOVERABLE, "State not recoverable"), "a.pt", "save")
     assert error.errno == errno.ENOTRECOVERABLE and str(error) == "cannot save 'a.pt': state not recoverable"
+
+
+@pytest.mark.parametrize("path", ["x.pt", Path("x.pt")])
+def test_swapped_arguments_are_told_the_right_order(path: str | Path) -> None:
+    with pytest.raises(TypeError, match=r"the other way round: nanscan.save\(dict, 'x.pt'\)"):
+        nanscan.save(path, {"w": torch.ones(1)})  # type: ignore[arg-type]

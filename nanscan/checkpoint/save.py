@@ -68,7 +68,7 @@ def save(
         NonFiniteError: by ``check_finite``, with ``.report``.
         CheckpointError: by ``on_unpicklable``, with ``.problems``; for sharded tensors (DTensor).
         CheckpointSystemError: the system refused (full disk, permission …): an `OSError` with its ``errno``.
-        TypeError: ``path`` is a file object, which can't be replaced in one moment.
+        TypeError: ``path`` is a file object, which can't be replaced in one moment, or stands before ``obj``.
         ValueError: ``path`` begins with ``~`` or is a URL.
 
     >>> import nanscan, tempfile, torch
@@ -81,6 +81,8 @@ def save(
             f'check_finite is True, False or "nan" (got {check_finite!r}); on_unpicklable is "raise" or "drop" '
             f"(got {on_unpicklable!r})"
         )
+    if isinstance(obj, (str, os.PathLike)) and not isinstance(path, (str, bytes, os.PathLike)):
+        raise TypeError(f"the arguments are the other way round: nanscan.save({type(path).__name__}, {str(obj)!r})")
     name = path_of(path)
     form, root = format_of(name), root_name(obj, caller_frame())
     for _ in range(_ROUNDS if on_unpicklable == "drop" else 0):

@@ -155,7 +155,8 @@ class CheckpointManager:
 
         Args:
             step: how many steps were taken, at least 0. A step that was saved before is replaced.
-            model: saved without the prefixes of DataParallel, DDP and torch.compile.
+            model: saved without the prefixes of DataParallel, DDP and torch.compile; several as one `nn.ModuleDict`.
+                This and the others may be None: then that is not saved.
             optimizer: also one of `nanscan.wrap`, with its counters.
             scheduler: its functions (those of a LambdaLR) are not stored, which is warned about once.
             scaler: a `torch.amp.GradScaler`.
@@ -182,6 +183,7 @@ class CheckpointManager:
         given = (model, optimizer, scheduler, scaler, loader)
         if self._together.find(model, optimizer) is not None:
             return save_together(self, step, model, lambda: self._state(step, epoch, given, extra), force)
+        checked_parts(*given, method="state_dict")  # at the first step, not when the first save is due
         if not (force or self._schedule.due(step)):
             self._raise_pending()
             return None
