@@ -79,6 +79,50 @@ def test_boxes_of_every_usual_form_and_rows_that_fill_up_pass(batch: Any) -> Non
     assert check_batch(batch) == []
 
 
+def scene(*boxes: list[float], zipped: bool = False, **more: Any) -> Any:
+    """Two samples as torchvision's detectors take them, of height 8 and width 16; the boxes are the second's."""
+    images, (target,) = [torch.rand(3, 8, 16) for _ in range(2)], targets(*boxes)[1]
+    first = {"boxes": torch.tensor([[0.0, 0.0, 2.0, 2.0]]), "labels": torch.tensor([1])}
+    made: Any = (images, [first, {**target, **more}])
+    return tuple(map(tuple, made)) if zipped else made
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+def test_a_box_outside_the_image_of_its_sample_is_named(zipped: bool) -> None:
+    problem = only(scene([1, 1, 16, 8.4], [2, 9, 6, 12], zipped=zipped))
+    assert problem.reason.startswith(
+        "boxes: box [1] is (2, 9, 6, 12), outside its image of height 8 and width 16; 1 of 2"
+    )
+    assert (problem.path, problem.severity, problem.kind) == ('batch[1][1]["boxes"]', "error", "box")
+    beyond = only(scene([2, 2, 20, 6], zipped=zipped))
+    assert beyond.severity == "warning" and "beyond the border of its image" in beyond.reason
+    assert only(scene([6, 6, 3, 7], zipped=zipped)).reason.startswith("boxes: box [0] is (6, 6, 3, 7), without width")
+    assert only(scene([1, 1, 3, 3], zipped=zipped, labels=torch.ones(2).long())).kind == "size"
+
+
+def test_a_box_is_held_against_the_image_beside_it_and_that_of_a_stacked_batch() -> None:
+    images, labelled = scene([2, 9, 6, 12])
+    assert only((torch.rand(2, 3, 8, 16), labelled)).path == 'batch[1][1]["boxes"]'
+    assert only({"images": images, "targets": labelled}).path == 'batch["targets"][1]["boxes"]'
+    assert only([{"image": images[1], **labelled[1]}]).path == 'batch[0]["boxes"]'
+    assert only([{"image": images[1].permute(1, 2, 0), **labelled[1]}]).kind == "box"
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        scene([0.0, 0.0, 16, 8], [15.5, 7.5, 16.4, 8.2]),  # rounded
+        scene([0.5, 0.5, 1.0, 1.0], [0.9, 0.9, 1.1, 1.2]),  # fractions
+        scene([2, 9, 6, 12], orig_size=torch.tensor([40, 80])),  # of the image as it was before
+        ([torch.rand(3, 8, 16)] * 2, [{"bbox": torch.tensor([[40.0, 2, 9, 12]]), "labels": torch.ones(1).long()}] * 2),
+        (torch.rand(2, 5, 8, 16), scene([2, 9, 6, 12])[1]),  # no picture
+        {"pixel_values": IMAGES, "bbox": torch.tensor([[[0, 0, 0, 0], [10, 10, 900, 20]]] * 2)},  # of a page of 1000
+    ],
+)
+def test_boxes_that_are_within_their_image_or_of_another_size_pass(batch: Any) -> None:
+    assert check_batch(batch) == []
+
+
 # --- lengths
 
 

@@ -14,8 +14,9 @@ from nanscan.batches.classes import judge_uint8_targets
 from nanscan.batches.finite import nonfinite
 from nanscan.batches.huge import HUGE, judge_huge
 from nanscan.batches.images import judge_scale
-from nanscan.batches.plan import Answer, Plan, Question, numbers, plan_for
+from nanscan.batches.plan import Plan, numbers, plan_for
 from nanscan.batches.problem import BatchProblem
+from nanscan.batches.question import Answer, Question
 from nanscan.batches.quick import compiled
 from nanscan.batches.spec import BatchSpec
 from nanscan.batches.walk import leaves_of, shape_of
@@ -162,7 +163,7 @@ def _asked(questions: Sequence[Question], values: Sequence[Tensor]) -> list[Batc
     found: list[BatchProblem] = []
     away: list[tuple[Question, Sequence[Answer]]] = []
     for question in questions:
-        told = question.ask(values[question.leaf])
+        told = question.ask(*question.values(values))
         first = told[0]
         if isinstance(first, Tensor):
             if not first.is_cpu:
@@ -179,7 +180,8 @@ def _judged(question: Question, told: Sequence[Any], values: Sequence[Tensor]) -
     fine = question.fine
     if fine is not None and fine[0] <= told[0] and told[-1] <= fine[1]:
         return []
-    return question.judge(values[question.leaf], told)
+    value, *others = question.values(values)
+    return question.judge(value, told, *others)
 
 
 def _brought(away: Sequence[tuple[Question, Sequence[Any]]]) -> list[tuple[Question, list[float]]]:

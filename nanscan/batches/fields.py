@@ -10,12 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from nanscan.batches.walk import Leaf, Step, dotted, path_of, shape_of
+from nanscan.batches.walk import LABELS, Leaf, Step, dotted, path_of, shape_of
 from nanscan.report import unravel
 
-__all__ = ["Field", "fields_of", "is_int"]
+__all__ = ["Field", "Placed", "families", "fields_of", "is_int"]
 
-_LABELS = re.compile(r"(.*_)?(labels?|targets?|class|classes|class_ids?|label_ids?)|y|ys|y_true|gt")
+_LABELS = re.compile(LABELS)
 _TOKENS = re.compile(r"(.*_)?(input_ids|token_ids)|tokens")
 _TEXT = re.compile(r"ids|idx|text|src|tgt|source|x|inputs?")  # tokens only where they are integers (batch, length)
 _POSITIONS = re.compile(r"(.*_)?position_ids|positions")
@@ -77,6 +77,17 @@ class Field:
         return int(bad.sum()), index, *self.at(index)
 
 
+Placed = tuple[int, Field]  # a field, and which leaf of the batch it is
+
+
+def families(placed: Sequence[Placed]) -> dict[tuple[Step, ...], dict[str, Placed]]:
+    """The fields that lie side by side in one dict, tuple or object: by its place, and by their names in lower case."""
+    found: dict[tuple[Step, ...], dict[str, Placed]] = {}
+    for i, field in placed:
+        found.setdefault(field.steps[:-1], {})[field.name.lower()] = (i, field)
+    return found
+
+
 def is_int(dtype: torch.dtype) -> bool:
     """True for the integer dtypes (bool is none)."""
     return dtype in _INTEGERS
@@ -85,13 +96,12 @@ def is_int(dtype: torch.dtype) -> bool:
 def fields_of(leaves: Sequence[Leaf]) -> list[Field]:
     """A `Field` for each leaf, in order."""
     alone = _sample_lists(leaves)
+    plains = [tuple(step for i, step in enumerate(steps) if steps[:i] not in alone) for steps, _ in leaves]
     packed = {steps[:-1] for steps, _ in leaves if steps and steps[-1] == ("a", "batch_sizes")}  # PackedSequence
-    pair = _is_pair(leaves)
+    pair = {plain[0] for plain in plains if plain} in ({("t", 0), ("t", 1)}, {("l", 0), ("l", 1)})
     made = []
-    for steps, value in leaves:
-        lists = [i for i in range(len(steps)) if steps[:i] in alone]
-        plain = tuple(step for i, step in enumerate(steps) if i not in lists)
-        batched = value.dim() > 0 and not lists and steps[:-1] not in packed and not value.is_nested
+    for plain, (steps, value) in zip(plains, leaves, strict=True):
+        batched = value.dim() > 0 and plain == steps and steps[:-1] not in packed and not value.is_nested
         made.append(_field(steps, plain, value, batched, pair))
     return made if any(field.role == "label" for field in made) else [_as_target(field, made) for field in made]
 
@@ -107,7 +117,7 @@ def _as_target(field: Field, fields: Sequence[Field]) -> Field:
 
 def _field(steps: tuple[Step, ...], plain: tuple[Step, ...], value: Tensor, batched: bool, pair: bool) -> Field:
     key = next((str(key) for kind, key in reversed(plain) if kind == "a" or isinstance(key, str)), "")
-    place = steps[0][1] if pair and len(plain) <= 1 and not key else None
+    place = plain[0][1] if plain and pair and len(plain) <= 1 and not key else None
     role = _role(key, value, place) if key else _role_by_place(value, place, root=not steps)
     name = key or ("labels" if role == "label" else path_of(steps))
     additive = bool(_ADDITIVE.fullmatch(key.lower()))
@@ -158,34 +168,51 @@ def _is_text(value: Tensor) -> bool:
     return value.dtype in (torch.int32, torch.int64) and value.dim() == 2
 
 
-def _is_pair(leaves: Sequence[Leaf]) -> bool:
-    first = {steps[0] for steps, _ in leaves if steps}
-    return first in ({("t", 0), ("t", 1)}, {("l", 0), ("l", 1)})
-
-
 def _sample_lists(leaves: Sequence[Leaf]) -> set[tuple[Step, ...]]:
     """The places of lists that hold one entry per sample (detection), as against a list of batched tensors."""
     lists: dict[tuple[Step, ...], list[Leaf]] = {}
     for steps, value in leaves:
         for i, step in enumerate(steps):
-            if step[0] == "l":
+            if step[0] == "l" or (step[0] == "t" and i):
                 lists.setdefault(steps[:i], []).append((steps[i:], value))
     sizes = {place: 1 + max(steps[0][1] for steps, _ in items) for place, items in lists.items()}
-    return {place for place, items in lists.items() if _one_per_sample(place, items, sizes)}
+    return {place for place, items in lists.items() if _one_per_sample(place, items, sizes, lists)}
 
 
-def _one_per_sample(place: tuple[Step, ...], items: list[Leaf], sizes: dict[tuple[Step, ...], int]) -> bool:
+def _one_per_sample(
+    place: tuple[Step, ...],
+    items: list[Leaf],
+    sizes: dict[tuple[Step, ...], int],
+    lists: dict[tuple[Step, ...], list[Leaf]],
+) -> bool:
+    beside = [o for o in sizes if o != place and len(o) == len(place) and sizes[o] == sizes[place]]
+    if items[0][0][0][0] == "t":  # tuples count samples only where detection makes them: tuple(zip(*samples))
+        return _each_has_boxes(items) or (_all_pictures(items) and any(_each_has_boxes(lists[o]) for o in beside))
     inner = {steps[1][0] if len(steps) > 1 else "" for steps, _ in items}
     if inner <= {"k", "a"} and inner:
-        keys: dict[int, set[Step]] = {}
-        for steps, _ in items:
-            keys.setdefault(steps[0][1], set()).add(steps[1])
-        return bool(set.intersection(*keys.values()))
+        return bool(set.intersection(*_keys(items)))
     if inner == {"t"}:  # a list of (input, target) tuples: what a collate function that does nothing gives
         return True
     if inner != {""} or not place:
         return False
     shapes = {shape_of(value) for _, value in items}
-    beside = any(other != place and len(other) == len(place) and size == sizes[place] for other, size in sizes.items())
-    pictures = all(len(shape) == 3 and shape[0] in (1, 3, 4) for shape in shapes)
-    return len(shapes) > 1 or (pictures and beside)
+    return len(shapes) > 1 or (_all_pictures(items) and bool(beside))
+
+
+def _keys(items: list[Leaf]) -> list[set[Step]]:
+    """The keys of each entry."""
+    keys: dict[int, set[Step]] = {}
+    for steps, _ in items:
+        keys.setdefault(steps[0][1], set()).update(steps[1:2])
+    return [*keys.values()]
+
+
+def _each_has_boxes(items: list[Leaf]) -> bool:
+    """Is each entry the target of one sample: a dict with its boxes?"""
+    found = {steps[0][1] for steps, value in items if steps[1:] == (("k", "boxes"),) and value.dim() == 2}
+    return len(found) == len(_keys(items))
+
+
+def _all_pictures(items: list[Leaf]) -> bool:
+    shapes = [(len(steps), shape_of(value)) for steps, value in items]
+    return all(depth == 1 and len(shape) == 3 and shape[0] in (1, 3, 4) for depth, shape in shapes)

@@ -6,14 +6,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from nanscan.batches.boxes import any_without_area, judge_boxes
+from nanscan.batches.boxes_in_images import ask_boxes
 from nanscan.batches.classes import UINT8_TARGETS, allowed_classes, judge_classes, judge_probabilities
-from nanscan.batches.fields import Field, fields_of, is_int
+from nanscan.batches.ctc import ask_alignments
+from nanscan.batches.fields import Field, Placed, fields_of, is_int
+from nanscan.batches.graphs import ask_graphs
 from nanscan.batches.huge import HUGE, may_be_huge
 from nanscan.batches.images import (
     any_may_be_constant,
@@ -23,8 +26,11 @@ from nanscan.batches.images import (
     judge_silent,
     odd_scales,
 )
+from nanscan.batches.lengths import ask_lengths
 from nanscan.batches.masks import any_row_masked, judge_mask
+from nanscan.batches.next_tokens import ask_next_tokens
 from nanscan.batches.problem import BatchProblem
+from nanscan.batches.question import Answer, Answers, Question
 from nanscan.batches.quick import Quick
 from nanscan.batches.shapes import judge_shapes
 from nanscan.batches.spec import BatchSpec, FieldSpec
@@ -32,25 +38,10 @@ from nanscan.batches.tokens import judge_ids, judge_lengths
 from nanscan.batches.walk import WIDE, Leaf
 from nanscan.engine.tensors import is_float8
 
-__all__ = ["Answer", "Plan", "Question", "numbers", "plan_for"]
+__all__ = ["Plan", "numbers", "plan_for"]
 
-Answer = Tensor | float
-Answers = Sequence[float]
 _SHORT = 512
-
-
-class Question(NamedTuple):
-    """Something to compute of one tensor, and what to make of the answers.
-
-    `ask` gives numbers, or 0-dim tensors on the device. Where the first answer is at least `fine[0]` and the last at
-    most `fine[1]`, all is well and `judge` need not look. `quick` asks the same of the compiled check; None: it cannot.
-    """
-
-    leaf: int
-    ask: Callable[[Tensor], Sequence[Answer]]
-    judge: Callable[[Tensor, Answers], list[BatchProblem]]
-    fine: tuple[float, float] | None = None
-    quick: Quick | None = None
+_TOGETHER = (ask_lengths, ask_alignments, ask_graphs, ask_boxes, ask_next_tokens)  # of fields that must agree
 
 
 @dataclass
@@ -87,12 +78,16 @@ def plan_for(leaves: Sequence[Leaf], spec: BatchSpec, dtypes: Sequence[torch.dty
     fields = fields_of(leaves)
     plan = Plan(fields, judge_shapes(fields, spec))
     plan.converted = any(given in WIDE for given in dtypes)
+    readable: list[Placed] = []
     for i, (one, (_, value)) in enumerate(zip(fields, leaves, strict=True)):
         floating = one.dtype.is_floating_point or one.dtype.is_complex
         if floating:
             plan.floats.append(i)
         if value.layout is torch.strided and not value.is_nested and value.numel() and not one.dtype.is_complex:
             _ask(plan, i, one, spec)
+            if spec.known_of(one.field) != FieldSpec():
+                readable.append((i, one))
+    plan.questions += [question for ask in _TOGETHER for question in ask(readable, spec)]
     return plan
 
 
@@ -130,7 +125,7 @@ def _is_mask(one: Field) -> bool:
 
 
 def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
-    ask = _short_extremes if len(one.shape) == 1 and one.shape[0] <= _SHORT else torch.aminmax
+    ask = _short_extremes if len(one.shape) <= 1 and math.prod(one.shape) <= _SHORT else torch.aminmax
     if one.role == "label":
         maps = one.dtype is torch.uint8 or len(one.shape) > 2  # which may hold 0 and 255
         most = spec.num_classes or (255 if maps else math.inf)
@@ -235,7 +230,7 @@ def _short_extremes(value: Tensor) -> Sequence[Answer]:
     if not value.is_cpu:
         return tuple(torch.aminmax(value))
     listed = value.tolist()
-    return min(listed), max(listed)
+    return (min(listed), max(listed)) if isinstance(listed, list) else (listed, listed)
 
 
 def _mask_answer(role: str, value: Tensor) -> tuple[Tensor, ...]:

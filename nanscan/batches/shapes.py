@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from nanscan.batches.fields import Field
+from nanscan.batches.graphs import has_edges, judge_graph_shapes
 from nanscan.batches.problem import BatchProblem
 from nanscan.batches.spec import BatchSpec, FieldSpec
 from nanscan.batches.tokens import too_long
@@ -17,6 +18,7 @@ __all__ = ["judge_shapes"]
 # Fields beside which the first dimension may count nodes, edges or time steps instead of samples.
 _RAGGED = ("length", "lengths", "edge_index", "ptr", "cu_seqlens", "offsets", "batch_sizes")
 
+_MORE_KEYS = ("past", "cache", "prefix", "memory", "embeds", "pixel", "image", "audio", "video")
 _UNCOUNTED = ("", "scores", "lengths", "box", "audio")  # their first dimension is often another
 
 
@@ -30,7 +32,7 @@ def judge_shapes(fields: Sequence[Field], spec: BatchSpec) -> list[BatchProblem]
         if known is None or known != FieldSpec():
             found += too_long(field, spec) if field.role == "token" else []
             found += _bytes(field, spec) if known is None or not known.bounded else []
-    return found + _sizes(fields)
+    return found + _sizes(fields) + judge_graph_shapes(fields)
 
 
 def _missing(fields: Sequence[Field], spec: BatchSpec) -> list[BatchProblem]:
@@ -48,7 +50,7 @@ def _guessed_path(name: str) -> str:
 
 
 def _empty(field: Field) -> list[BatchProblem]:
-    if 0 not in field.shape:
+    if 0 not in field.shape or has_edges(field):
         return []
     what = "is empty" if field.role != "label" else "is empty (no target at all)"
     reason = f"{what}: shape {field.shape}; a mean over it is 0/0 = NaN"
@@ -92,7 +94,12 @@ def _sizes(fields: Sequence[Field]) -> list[BatchProblem]:
     families: dict[tuple[Step, ...], list[Field]] = {}
     for field in fields:
         families.setdefault(field.steps[:-1], []).append(field)
-    return [problem for family in families.values() for problem in (*_sizes_in(family), *_labels_of_boxes(family))]
+    more = any(word in field.path.lower() for field in fields for word in _MORE_KEYS)
+    return [
+        problem
+        for family in families.values()
+        for problem in (*_sizes_in(family), *_labels_of_boxes(family), *_beside_tokens(family, more))
+    ]
 
 
 def _labels_of_boxes(family: Sequence[Field]) -> list[BatchProblem]:
@@ -111,6 +118,36 @@ def _labels_of_boxes(family: Sequence[Field]) -> list[BatchProblem]:
         for field in labels
         if boxes is not None and field.shape[0] != boxes.shape[0]
     ]
+
+
+def _beside_tokens(family: Sequence[Field], more: bool) -> list[BatchProblem]:
+    """`attention_mask` and `token_type_ids` have an entry for each of the `input_ids`, and so with any prefix.
+
+    `more`: a cache, a prefix or an image is there, which a mask may count besides.
+    """
+    named = {field.name.lower(): field for field in family if len(field.shape) == 2}
+    found = []
+    for name, ids in named.items():
+        if name.endswith("input_ids"):
+            prefix = name.removesuffix("input_ids")
+            beside = [named[prefix + o] for o in ("attention_mask", "token_type_ids") if prefix + o in named]
+            found += [_other_length(field, ids) for field in beside if _is_other_length(field, ids, more)]
+    return found
+
+
+def _is_other_length(field: Field, ids: Field, more: bool) -> bool:
+    fewer = field.shape[1] < ids.shape[1] or field.role == "type" or not more
+    return field.shape[0] == ids.shape[0] > 0 < ids.shape[1] != field.shape[1] and fewer
+
+
+def _other_length(field: Field, ids: Field) -> BatchProblem:
+    reason = (
+        f"has shape {field.shape}, {ids.path} has {ids.shape}: one entry for each token is needed; pad and truncate "
+        "both together"
+    )
+    longer = field.shape[1] > ids.shape[1] and field.role != "type"  # what it counts may be known to the model alone
+    severity = "warning" if longer else "error"
+    return BatchProblem(field.path, reason, 1, None, severity, "size", field.field)  # type: ignore[arg-type]
 
 
 def _sizes_in(family: Sequence[Field]) -> list[BatchProblem]:

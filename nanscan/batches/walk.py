@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from nanscan import paddle_objects
 
-__all__ = ["WIDE", "Leaf", "Step", "dotted", "leaves_of", "path_of", "shape_of"]
+__all__ = ["LABELS", "WIDE", "Leaf", "Step", "dotted", "leaves_of", "path_of", "shape_of"]
 
 # One step: ("k", key) of a mapping, ("l", index) of a list, ("t", index) of a tuple, ("a", name) of an attribute.
 Step = tuple[str, Any]
@@ -20,6 +21,12 @@ Leaf = tuple[tuple[Step, ...], Tensor]
 
 _NUMBERS = (int, float, bool, np.number, np.bool_)
 WIDE = frozenset({torch.uint16, torch.uint32, torch.uint64})  # few operators know these
+LABELS = r"(.*_)?(labels?|targets?|class|classes|class_ids?|label_ids?)|y|ys|y_true|gt"  # in lower case
+_NUMBER = re.compile(
+    r"(?!(ignore|pad|background|max|min|num|n)_)((.*_)?(label|target|class)(_id)?|y|y_true|gt)|num_nodes|blank",
+    re.IGNORECASE,
+)
+_NUMBERS_OF_SAMPLES = re.compile(rf"{LABELS}|(.*_)?(lengths?|lens?)", re.IGNORECASE)
 _DEEPEST = 100
 _SEQUENCES: dict[type, str] = {list: "l", tuple: "t"}
 
@@ -28,7 +35,9 @@ def leaves_of(batch: Any) -> list[Leaf]:
     """Every tensor, array and number of a batch, as tensors, in order.
 
     Tensors of PaddlePaddle are read in place. Dicts and other mappings, lists, tuples, named tuples and dataclasses are
-    gone through; a list of plain numbers is one tensor. Text, None and objects of other types hold nothing to check.
+    gone through, and so are graphs; a list of plain numbers is one tensor. A whole number is one where its name, or its
+    place as the second of a sample, says that it is a label or a count of nodes; else it is an index, a step, a size.
+    Text, None and objects of other types hold nothing to check.
 
     >>> [(path_of(steps), tuple(value.shape)) for steps, value in leaves_of({"x": torch.ones(2, 3), "id": ["a", "b"]})]
     [('batch["x"]', (2, 3))]
@@ -47,25 +56,50 @@ def _visit(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
     if isinstance(value, (np.ndarray, np.generic, float)):
         _add_array(value, steps, found)
         return
+    if type(value) is int:
+        _add_integer(value, steps, found)
+        return
     if paddle_objects.is_tensor(value):
         if value._is_initialized():
             _visit(paddle_objects.as_torch(value), steps, found)
         return
     if len(steps) > _DEEPEST:
         raise ValueError(f"{path_of(steps[:3])}… is nested deeper than {_DEEPEST} levels: does it hold itself?")
-    if type(value) is list and _is_numbers(value):
+    if _is_one_array(value, steps):
         _add_array(value, steps, found)
         return
     kind = _SEQUENCES.get(type(value))
     if kind is not None:  # the usual case, without a generator
         for i, child in enumerate(value):
             _visit(child, (*steps, (kind, i)), found)
+        if kind == "t" and len(value) == 2:
+            _visit_label(value, (*steps, (kind, 1)), found)
         return
     for step, child in _children(value):
         _visit(child, (*steps, step), found)
 
 
+def _visit_label(pair: tuple[Any, Any], steps: tuple[Step, ...], found: list[Leaf]) -> None:
+    """The label of a sample `(image, 5)`, or those of a batch `(images, (5, 0, 3))`."""
+    first, second = pair
+    arrays = (Tensor, np.ndarray)
+    if isinstance(second, (int, np.integer)) and not isinstance(second, bool) and isinstance(first, arrays):
+        if _is_sample(first, root=len(steps) == 1) and -(2**63) <= second < 2**63:
+            found.append((steps, torch.tensor(int(second))))
+    elif type(second) is tuple and len(steps) == 1 and second and all(type(item) is int for item in second):
+        sizes = (isinstance(first, arrays) and first.ndim > 1) or (isinstance(first, (list, tuple)) and len(first) > 2)
+        if sizes and len(first) == len(second):
+            _add_array(list(second), steps, found)
+
+
+def _is_sample(value: Any, root: bool) -> bool:
+    """False for what may be a whole batch: a number beside it is that of its samples, or its index."""
+    return value.ndim < 4 and (not root or value.ndim == 1 or (value.ndim == 3 and value.shape[0] in (1, 3, 4)))
+
+
 def _children(value: Any) -> Iterator[tuple[Step, Any]]:
+    if hasattr(type(value), "node_types") and hasattr(type(value), "edge_types"):
+        return _graph_of_types(value)
     if isinstance(value, Mapping):
         return ((("k", key), child) for key, child in value.items())
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -77,10 +111,28 @@ def _children(value: Any) -> Iterator[tuple[Step, Any]]:
         return ((("a", item.name), getattr(value, item.name)) for item in dataclasses.fields(value))
     if not isinstance(value, type) and callable(getattr(value, "keys", None)) and hasattr(value, "__getitem__"):
         return ((("k", key), value[key]) for key in value.keys())  # noqa: SIM118 (a duck-typed mapping)
+    if "edge_index" in getattr(value, "__dict__", ()):
+        return ((("a", name), child) for name, child in vars(value).items())
     return iter(())
 
 
-def _is_numbers(value: list[Any]) -> bool:
+def _graph_of_types(graph: Any) -> Iterator[tuple[Step, Any]]:
+    """A `HeteroData`: what it has of each type of nodes and edges. Any other key would be added to it by being read."""
+    for kind in [*graph.node_types, *graph.edge_types]:
+        yield ("k", kind), graph[kind]
+    for name, value in graph.to_dict().get("_global_store", {}).items():
+        yield ("a", name), value
+
+
+def _is_one_array(value: Any, steps: tuple[Step, ...]) -> bool:
+    """A list of numbers; a tuple of them only where it has a name that says what they are, as sizes have none."""
+    if type(value) is tuple:
+        named = steps and steps[-1][0] in "ka" and _NUMBERS_OF_SAMPLES.fullmatch(str(steps[-1][1]))
+        return bool(named) and _is_numbers(value)
+    return type(value) is list and _is_numbers(value)
+
+
+def _is_numbers(value: Sequence[Any]) -> bool:
     return bool(value) and isinstance(value[0], _NUMBERS) and all(isinstance(item, _NUMBERS) for item in value)
 
 
@@ -89,8 +141,17 @@ def _add_array(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
         array = np.asarray(value)
     except OverflowError:  # an int beyond 64 bits
         return
-    if array.dtype.kind in "biufc" and not (array.dtype.kind == "i" and array.ndim == 0):
+    if array.dtype.kind in "iu" and array.ndim == 0:
+        _add_integer(int(array), steps, found)
+    elif array.dtype.kind in "biufc":
         found.append((steps, _as_tensor(array)))
+
+
+def _add_integer(value: int, steps: tuple[Step, ...], found: list[Leaf]) -> None:
+    """A whole number of its own; one without a telling name is none of the batch's values."""
+    named = steps[-1:] and steps[-1][0] in "ka" and _NUMBER.fullmatch(str(steps[-1][1]))
+    if named and -(2**63) <= value < 2**63:
+        found.append((steps, torch.tensor(value)))
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
