@@ -90,7 +90,7 @@ def test_the_blank_among_the_targets_is_named_where_the_batch_says_which_it_is()
 
 @pytest.mark.parametrize("as_given", [lambda value: value, Tensor.tolist, lambda value: tuple(value.tolist())])
 def test_lengths_beyond_what_is_there_are_named(as_given: Any) -> None:
-    batch = speech([9, 13], [[1, 2, 3], [5, 2]])
+    batch = speech([12, 13], [[1, 2, 3], [5, 2]])
     batch["input_lengths"] = as_given(batch["input_lengths"])
     problem = only(batch)
     assert problem.path == 'batch["input_lengths"][1]' and problem.kind == "length"
@@ -124,6 +124,11 @@ class Heard(NamedTuple):
         {"src": torch.ones(3, 2).long(), "src_lengths": ints(3, 2)},  # time first
         {"target": ints(1, 0, 2), "target_length": ints(17, 40, 3)},  # of the class an object is of
         {"waveform": torch.rand(2, 1, 90), "input_lengths": ints(9000, 8000)},  # counted before resampling
+        {  # a decoder with attention: one step for each label
+            **speech([2, 9], [[1, 2, 3], [5, 2, 4]]),
+            "log_probs": torch.rand(2, 3, 6).log_softmax(-1),
+        },
+        {"tokens": ints(1, 2, 3, 4, 0, 0), "token_lengths": ints(3, 1)},  # filled up
         {"text": ints([1, 2], [3, 0]), "text_lengths": ints(9, 5)},  # of the text itself
     ],
 )
@@ -176,6 +181,12 @@ def test_an_edge_to_a_node_that_is_not_there_is_named(make: Any, nodes: dict[str
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32])
+def test_edges_of_a_narrow_dtype_are_held_against_more_nodes_than_it_counts(dtype: torch.dtype) -> None:
+    for nodes in ({"x": torch.rand(1000, 1)}, {"num_nodes": 1000}):
+        assert check_batch(Graph(edge_index=EDGES.to(dtype), **nodes)) == []
+
+
 def test_nodes_that_are_counted_from_1_are_said_to_be_that() -> None:
     assert "nodes count from 0: subtract 1" in only({"x": torch.rand(4, 3), "edge_index": ints([1, 4], [2, 3])}).reason
 
@@ -197,6 +208,7 @@ def test_weights_and_graph_numbers_have_one_entry_for_each_edge_and_node() -> No
         {"x": torch.rand(2, 3), "edge_index": ints([0, -1], [1, -1]), "edge_mask": ints(1, 0)},
         {"x": torch.rand(5, 3), "edge_index": EDGES.expand(2, 2, 3)},
         {"edge_index": EDGES},
+        {"x": torch.rand(5, 3), "edge_index": EDGES, "lg_edge_index": EDGES + 9},  # between edges
         {"x": torch.rand(5, 3), "edge_index": EDGES.repeat(1, 2), "edge_weight": torch.rand(3)},  # there and back
     ],
 )

@@ -70,7 +70,11 @@ def _outside(size: tuple[int, int], boxes: Tensor) -> tuple[Tensor, Tensor]:
     return outside, ((right > _BEYOND * width + 1) | (low > _BEYOND * height + 1)) & has_area & ~outside
 
 
-def _answer(size: tuple[int, int], boxes: Tensor) -> tuple[Tensor]:
+def _answer(size: tuple[int, int], boxes: Tensor) -> tuple[Tensor | float]:
+    if boxes.is_cpu:  # one operator tells that all is well
+        x, y, right, low = boxes.amax(0).tolist()
+        if x < size[1] >= right and y < size[0] >= low:
+            return (0.0,)
     outside, beyond = _outside(size, boxes)
     return ((outside | beyond).sum(),)
 

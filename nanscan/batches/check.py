@@ -36,7 +36,9 @@ def check_batch(batch: Any, spec: BatchSpec | None = None) -> list[BatchProblem]
     - NaN and Inf, per sample; `-inf` in a field called `…mask…` or `…bias…` is legitimate;
     - labels that are all the ignore index; padding and attention masks that hide every key of a sample;
     - bounding boxes without area, lengths of 0 (a warning), masks of 0 and 255 as targets (a warning);
-    - empty fields, and inputs and labels that differ in their number of samples;
+    - empty fields, and inputs and labels that differ in their number of samples; masks unlike their tokens;
+    - fields that contradict each other: targets that no CTC alignment can reach, lengths beyond the padded size, edges
+      to nodes that are not there, boxes outside their image;
     - finite values whose square is Inf, as of a number that stands for missing data (a warning);
     - images that look unscaled, scaled twice, or constant (warnings; an image of zeros is taken for padding), and
       recordings that are silent (a warning);
@@ -44,8 +46,8 @@ def check_batch(batch: Any, spec: BatchSpec | None = None) -> list[BatchProblem]
 
     Args:
         batch: tensors, numpy arrays and numbers of any dtype and shape on any devices, in any nesting of dicts (and
-            other mappings), lists, tuples, named tuples and dataclasses. The first dimension counts samples, except in
-            a list with an entry per sample.
+            other mappings), lists, tuples, named tuples, dataclasses and graphs. The first dimension counts samples,
+            except in a list with an entry per sample.
         spec: what the batches must look like; default: nothing is known.
 
     Returns:
@@ -163,7 +165,7 @@ def _asked(questions: Sequence[Question], values: Sequence[Tensor]) -> list[Batc
     found: list[BatchProblem] = []
     away: list[tuple[Question, Sequence[Answer]]] = []
     for question in questions:
-        told = question.ask(*question.values(values))
+        told = question.ask(values[question.leaf], *question.beside(values))
         first = told[0]
         if isinstance(first, Tensor):
             if not first.is_cpu:
@@ -180,8 +182,7 @@ def _judged(question: Question, told: Sequence[Any], values: Sequence[Tensor]) -
     fine = question.fine
     if fine is not None and fine[0] <= told[0] and told[-1] <= fine[1]:
         return []
-    value, *others = question.values(values)
-    return question.judge(value, told, *others)
+    return question.judge(values[question.leaf], told, *question.beside(values))
 
 
 def _brought(away: Sequence[tuple[Question, Sequence[Any]]]) -> list[tuple[Question, list[float]]]:

@@ -17,7 +17,7 @@ from nanscan.batches.spec import BatchSpec
 
 __all__ = ["ask_alignments"]
 
-_INPUT_LENGTHS = re.compile(r"(inputs?|log_?probs|logits)_?(lengths?|lens?)")
+_INPUT_LENGTHS = re.compile(r"(inputs?|log_?probs)_?(lengths?|lens?)")
 _TARGET_LENGTHS = re.compile(r"(targets?|labels?)_?(lengths?|lens?)")
 _TARGETS = ("targets", "target", "labels", "label")
 _SOUND = re.compile(r"(.*_)?(spectrograms?|spec|mels?|melspecs?|mfccs?|fbanks?)")
@@ -42,7 +42,7 @@ def _ask(family: dict[str, Placed]) -> list[Question]:
     flat = len(targets[1].shape) == 1
     rows = len(targets[1].shape) == 2 and targets[1].shape[0] == count
     scores = next((family[name][1] for name in LOG_PROBS if name in family), None)
-    sure = scores is not None and len(scores.shape) == 3 and count in scores.shape[:2]
+    sure = scores is not None and _are_of_ctc(scores.shape, count, targets[1].shape)
     if not is_int(targets[1].dtype) or not (flat or rows) or not (sure or _any_sound(family)):
         return []
     judge = partial(_judge_length, targets[1], inputs[1], sure)
@@ -51,6 +51,13 @@ def _ask(family: dict[str, Placed]) -> list[Question]:
         found.append(_ask_classes(targets, lengths, scores.shape[2]))
         found += _ask_blank(targets, lengths, family.get("blank"))
     return found
+
+
+def _are_of_ctc(shape: tuple[int, ...], count: int, targets: tuple[int, ...]) -> bool:
+    """(steps, samples, classes); with samples first they may be those of a decoder, one step for each label."""
+    if len(shape) != 3 or shape[0] == shape[1]:
+        return False
+    return shape[1] == count or (shape[0] == count and shape[1] != targets[-1])
 
 
 def _one(family: dict[str, Placed], pattern: re.Pattern[str]) -> Placed | None:
@@ -87,7 +94,9 @@ def _impossible(targets: Tensor, inputs: Tensor, lengths: Tensor) -> Tensor:
     return inputs < lengths + _repeats(targets, lengths)
 
 
-def _count_impossible(targets: Tensor, inputs: Tensor, lengths: Tensor) -> tuple[Tensor]:
+def _count_impossible(targets: Tensor, inputs: Tensor, lengths: Tensor) -> tuple[Tensor | float]:
+    if targets.is_cpu and int(inputs.min()) >= 2 * int(lengths.max()):  # enough for a blank before each label
+        return (0.0,)
     return (_impossible(targets, inputs, lengths).sum(),)
 
 
@@ -97,7 +106,7 @@ def _judge_length(
     bad = _impossible(targets, inputs, lengths)
     sample = int(bad.to(torch.uint8).argmax())
     length, repeats = int(lengths[sample]), int(_repeats(targets, lengths)[sample])
-    blanks = f" and {repeats} blanks between equal neighbours" if repeats else ""
+    blanks = f" and {repeats} blank{'s' * (repeats > 1)} between equal neighbours" if repeats else ""
     reason = (
         f"{field.name}: sample {sample} has {length} labels{blanks}, {inputs_field.path}[{sample}] is "
         f"{int(inputs[sample])} steps; {int(told[0])} of {len(lengths)} bad. No CTC alignment is that short, the loss "
@@ -120,7 +129,12 @@ def _ask_classes(targets: Placed, lengths: Placed, classes: int) -> Question:
         )
         return [BatchProblem(path, reason, count, within, "error", "label", targets[1].field)]
 
-    return Question(targets[0], lambda *both: (bad(*both).sum(),), judge, (0, 0), others=(lengths[0],))
+    def count(value: Tensor, lengths: Tensor) -> tuple[Tensor | float]:
+        low, high = torch.aminmax(value)
+        within = value.is_cpu and int(low) >= 0 and int(high) < classes
+        return (0.0,) if within else (bad(value, lengths).sum(),)
+
+    return Question(targets[0], count, judge, (0, 0), others=(lengths[0],))
 
 
 def _ask_blank(targets: Placed, lengths: Placed, blank: Placed | None) -> list[Question]:

@@ -20,18 +20,28 @@ from nanscan.batches.walk import Step
 
 __all__ = ["ask_graphs", "has_edges", "judge_graph_shapes"]
 
-_EDGES = re.compile(r"(.+_)?edge_(label_)?index")  # (2, edges): from which node, to which
+_EDGES = re.compile(r"((train|val|test)_)?((pos|neg)_)?edge_(label_)?index")  # (2, edges): from which node, to which
 _PER_NODE = ("x", "node_feat", "node_features", "z", "pos", "batch")
 _PER_EDGE = ("edge_attr", "edge_weight", "edge_type", "edge_feat")  # half as many: of edges that go both ways
 _MASKS = re.compile(r".*edge.*mask")
 
 
 class _Nodes(NamedTuple):
-    """How many nodes there are, and which field says so; `leaf`: it does so with its value."""
+    """How many nodes there are, and which field says so; `leaf`: it does so with its value, the number is not known."""
 
     field: Field
-    number: float
+    number: float = math.inf
     leaf: int | None = None
+
+
+class _Limit(NamedTuple):
+    """All nodes are below `number`, or below the sum of that one of the tensors beside the edges."""
+
+    number: float
+    beside: int | None
+
+    def of(self, told: Sequence[Tensor]) -> Tensor | float:
+        return self.number if self.beside is None else told[self.beside].sum()
 
 
 Family = dict[str, Placed]
@@ -62,7 +72,7 @@ def _ends(place: tuple[Step, ...], by_place: dict[tuple[Step, ...], Family]) -> 
 def _nodes(family: Family) -> _Nodes | None:
     if "num_nodes" in family:
         leaf, field = family["num_nodes"]
-        return _Nodes(field, math.nan, leaf) if is_int(field.dtype) and len(field.shape) <= 1 else None
+        return _Nodes(field, leaf=leaf) if is_int(field.dtype) and len(field.shape) <= 1 else None
     for name in _PER_NODE:
         if name in family and family[name][1].shape:
             field = family[name][1]
@@ -73,40 +83,43 @@ def _nodes(family: Family) -> _Nodes | None:
 def _ask(i: int, field: Field, family: Family, ends: tuple[_Nodes | None, _Nodes | None]) -> list[Question]:
     if ends == (None, None) or any(_MASKS.fullmatch(name) for name in family):  # edges that fill up are masked
         return []
-    counts = [math.inf if end is None else end.number for end in ends]
-    others = tuple(end.leaf for end in ends if end is not None and end.leaf is not None)
-    quick = Quick("within", 0.0, counts[0] - 1) if counts[0] == counts[1] else None
-    judge = partial(_judge, field, ends, counts)
-    return [Question(i, partial(_beyond, counts), judge, (0, -1), quick, others)]
+    leaves = [*dict.fromkeys(end.leaf for end in ends if end is not None and end.leaf is not None)]
+    begin, end = (_limit(one, leaves) for one in ends)
+    quick = Quick("within", 0.0, begin.number - 1) if begin == end and begin.beside is None else None
+    judge = partial(_judge, field, ends, (begin, end))
+    return [Question(i, partial(_beyond, begin, end), judge, (0, -1), quick, tuple(leaves))]
 
 
-def _limits(counts: Sequence[float], told: Sequence[Tensor]) -> list[Tensor | float]:
-    """How many nodes either end may be at; NaN stands for the next of the numbers that the batch tells."""
-    sums = iter([one.sum() for one in told])
-    return [next(sums) if math.isnan(count) else count for count in counts]
+def _limit(nodes: _Nodes | None, leaves: Sequence[int]) -> _Limit:
+    if nodes is None:
+        return _Limit(math.inf, None)
+    return _Limit(nodes.number, None if nodes.leaf is None else leaves.index(nodes.leaf))
 
 
-def _beyond(counts: Sequence[float], edges: Tensor, *told: Tensor) -> tuple[Tensor, Tensor]:
+def _beyond(begin: _Limit, end: _Limit, edges: Tensor, *told: Tensor) -> tuple[Tensor, Tensor]:
     """The least index, and by how much the largest one is above the number of nodes (-1: it is the last)."""
-    begin, end = (most - limit for most, limit in zip(edges.amax(1), _limits(counts, told), strict=True))
-    return edges.amin(), torch.maximum(begin, end)
+    if begin == end:
+        low, high = torch.aminmax(edges)
+        return low, high.long() - begin.of(told)
+    first, last = edges.amax(1).long()
+    return edges.amin(), torch.maximum(first - begin.of(told), last - end.of(told))
 
 
 def _judge(
     field: Field,
     ends: Sequence[_Nodes | None],
-    counts: Sequence[float],
+    limits: Sequence[_Limit],
     edges: Tensor,
     answers: Answers,
     *told: Tensor,
 ) -> list[BatchProblem]:
-    limits = [float(limit) for limit in _limits(counts, told)]
-    bad = torch.stack([(row < 0) | (row >= limit) for row, limit in zip(edges, limits, strict=True)])
+    most = [float(limit.of(told)) for limit in limits]
+    bad = torch.stack([(row < 0) | (row >= limit) for row, limit in zip(edges, most, strict=True)])
     _, index, _, _ = field.first(bad)
     side, value, nodes = index[0], int(edges[index]), ends[index[0]]
-    count = f"{int(limits[side])} nodes" if nodes else "nodes"
+    count = f"{int(most[side])} nodes" if nodes else "nodes"
     says = f" (says {nodes.field.path})" if nodes else ""
-    guess = "; nodes count from 0: subtract 1" if value == limits[side] and int(edges.amin()) >= 1 else ""
+    guess = "; nodes count from 0: subtract 1" if value == most[side] and int(edges.amin()) >= 1 else ""
     reason = (
         f"{field.name}{list(index)} is {value}, edges {'begin' if side == 0 else 'end'} at one of {count}{says}; "
         f"{int(bad.sum())} of {edges.numel()} bad{guess or '. Number the nodes anew where some were left out'}"
@@ -117,7 +130,7 @@ def _judge(
 def has_edges(field: Field) -> bool:
     """True for what a graph without an edge, such as a single atom, has none of."""
     name = field.name.lower()
-    return bool(_EDGES.fullmatch(name)) or name in _PER_EDGE
+    return name.endswith(("edge_index", "edge_label_index")) or name in _PER_EDGE
 
 
 def judge_graph_shapes(fields: Sequence[Field]) -> list[BatchProblem]:

@@ -15,11 +15,12 @@ from nanscan.batches.question import Answers, Question
 from nanscan.batches.quick import Quick
 from nanscan.batches.spec import BatchSpec
 
-__all__ = ["LOG_PROBS", "ask_lengths", "steps_of"]
+__all__ = ["LOG_PROBS", "ask_lengths"]
 
-LOG_PROBS = ("log_probs", "logprobs", "log_probabilities", "logits")
+LOG_PROBS = ("log_probs", "logprobs", "log_probabilities")
+_JOINED = ("target", "label")  # which a CTC loss takes one after another; others may be filled up to a length
 _NAME = re.compile(
-    r"(inputs?|src|source|tgt|trg|targets?|labels?|features?|x|tokens?|seqs?|sequences?|log_?probs|logits)"
+    r"(inputs?|src|source|tgt|trg|targets?|labels?|features?|x|tokens?|seqs?|sequences?|log_?probs)"
     r"_?(lengths?|lens?)"
 )
 
@@ -32,7 +33,7 @@ def ask_lengths(readable: Sequence[Placed], spec: BatchSpec) -> list[Question]:
         for name, (i, lengths) in family.items()
         if (match := _NAME.fullmatch(name)) and is_int(lengths.dtype) and len(lengths.shape) == 1
         for other in _named_after(match[1], family)
-        for question in _ask(i, lengths, other)
+        for question in _ask(i, lengths, other, match[1].removesuffix("s") in _JOINED)
     ]
 
 
@@ -46,26 +47,26 @@ def _named_after(stem: str, family: dict[str, Placed]) -> Iterator[Field]:
             yield family[name][1]
 
 
-def _ask(i: int, lengths: Field, other: Field) -> Iterator[Question]:
+def _ask(i: int, lengths: Field, other: Field, joined: bool) -> Iterator[Question]:
     count = lengths.shape[0]
     if not other.batched or not lengths.batched:
         return
-    if len(other.shape) == 1 and is_int(other.dtype) and other.shape[0] != count:
+    if joined and len(other.shape) == 1 and is_int(other.dtype) and other.shape[0] != count:
         total = float(other.shape[0])
         yield Question(i, lambda value: (value.sum(),), partial(_judge_total, lengths, other), (total, total))
-    most = steps_of(other, count)
+    most = _steps_of(other, count)
     if most is not None:
         quick = Quick("within", -math.inf, float(most))
         judge = partial(_judge_most, lengths, other, most)
         yield Question(i, lambda value: (value.max(),), judge, (-math.inf, most), quick)
 
 
-def steps_of(field: Field, count: int) -> int | None:
+def _steps_of(field: Field, count: int) -> int | None:
     """How many steps sequences in a padded tensor can have at most; None where its dimensions don't tell."""
     if len(field.shape) < 2 or count not in field.shape[:2]:
         return None
-    if field.name.lower() in LOG_PROBS:  # (steps, samples, classes), or samples first
-        return field.shape[0] if field.shape[1] == count else field.shape[1]
+    if field.name.lower() in LOG_PROBS:  # (steps, samples, classes); samples first they may be those of a decoder
+        return field.shape[0] if field.shape[1] == count != field.shape[0] else None
     batch = 0 if field.shape[0] == count else 1
     return max(size for dim, size in enumerate(field.shape) if dim != batch)
 

@@ -21,7 +21,8 @@ class BatchProblem:
         first: index of the first bad element within what `path` names; None where no single element is to blame.
         severity: `"error"`: it breaks or spoils the step; `"warning"`: it looks wrong and may be meant.
         kind: what sort of problem: `"nonfinite"`, `"label"`, `"no_target"`, `"token"`, `"length"`, `"mask"`, `"box"`,
-            `"range"`, `"scale"`, `"constant"`, `"dtype"`, `"shape"`, `"missing"`, `"size"`, `"empty"`, `"unreadable"`.
+            `"node"`, `"range"`, `"scale"`, `"constant"`, `"dtype"`, `"shape"`, `"missing"`, `"size"`, `"empty"`,
+            `"unreadable"`.
         field: the field as `BatchSpec(fields=…)` names it: `"image"`, `"labels.mask"`, `"1"`.
 
     >>> print(BatchProblem('batch["image"][1]', "has 4 NaN of 4 (first at [0, 0, 0])", 4, (0, 0, 0)))

@@ -31,7 +31,6 @@ class Question(NamedTuple):
     quick: Quick | None = None
     others: tuple[int, ...] = ()
 
-    def values(self, leaves: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        """The tensor that is asked about, and those beside it."""
-        value = leaves[self.leaf]
-        return value, *[leaves[i].to(value.device) for i in self.others]
+    def beside(self, leaves: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The tensors of `others`."""
+        return [leaves[i].to(leaves[self.leaf].device) for i in self.others] if self.others else ()

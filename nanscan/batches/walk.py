@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,45 +52,55 @@ def _visit(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
     if isinstance(value, Tensor):
         found.append((steps, value if value.dtype not in WIDE else value.to(torch.int64)))
         return
+    kind = _SEQUENCES.get(type(value))
+    if kind is not None:
+        _visit_sequence(kind, value, steps, found)
+        return
+    if type(value) is int:
+        _add_integer(value, steps, found)
+        return
     if value is None or isinstance(value, (str, bytes)):
         return
     if isinstance(value, (np.ndarray, np.generic, float)):
         _add_array(value, steps, found)
         return
-    if type(value) is int:
-        _add_integer(value, steps, found)
-        return
     if paddle_objects.is_tensor(value):
         if value._is_initialized():
             _visit(paddle_objects.as_torch(value), steps, found)
         return
-    if len(steps) > _DEEPEST:
-        raise ValueError(f"{path_of(steps[:3])}… is nested deeper than {_DEEPEST} levels: does it hold itself?")
-    if _is_one_array(value, steps):
-        _add_array(value, steps, found)
-        return
-    kind = _SEQUENCES.get(type(value))
-    if kind is not None:  # the usual case, without a generator
-        for i, child in enumerate(value):
-            _visit(child, (*steps, (kind, i)), found)
-        if kind == "t" and len(value) == 2:
-            _visit_label(value, (*steps, (kind, 1)), found)
-        return
+    _check_depth(steps)
     for step, child in _children(value):
         _visit(child, (*steps, step), found)
 
 
-def _visit_label(pair: tuple[Any, Any], steps: tuple[Step, ...], found: list[Leaf]) -> None:
+def _visit_sequence(kind: str, value: Sequence[Any], steps: tuple[Step, ...], found: list[Leaf]) -> None:
+    """A plain list or tuple: the usual case, without a generator."""
+    _check_depth(steps)
+    if _is_one_array(kind, value, steps):
+        _add_array(value, steps, found)
+        return
+    for i, child in enumerate(value):
+        if type(child) is not int:
+            _visit(child, (*steps, (kind, i)), found)
+    if kind == "t" and len(value) == 2 and not isinstance(value[1], Tensor):
+        _visit_label(value[0], value[1], (*steps, (kind, 1)), found)
+
+
+def _check_depth(steps: tuple[Step, ...]) -> None:
+    if len(steps) > _DEEPEST:
+        raise ValueError(f"{path_of(steps[:3])}… is nested deeper than {_DEEPEST} levels: does it hold itself?")
+
+
+def _visit_label(first: Any, second: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
     """The label of a sample `(image, 5)`, or those of a batch `(images, (5, 0, 3))`."""
-    first, second = pair
-    arrays = (Tensor, np.ndarray)
-    if isinstance(second, (int, np.integer)) and not isinstance(second, bool) and isinstance(first, arrays):
-        if _is_sample(first, root=len(steps) == 1) and -(2**63) <= second < 2**63:
-            found.append((steps, torch.tensor(int(second))))
+    array = isinstance(first, (Tensor, np.ndarray))
+    if isinstance(second, (int, np.integer)):
+        if array and not isinstance(second, bool) and _is_sample(first, root=len(steps) == 1):
+            _add_number(int(second), steps, found)
     elif type(second) is tuple and len(steps) == 1 and second and all(type(item) is int for item in second):
-        sizes = (isinstance(first, arrays) and first.ndim > 1) or (isinstance(first, (list, tuple)) and len(first) > 2)
-        if sizes and len(first) == len(second):
-            _add_array(list(second), steps, found)
+        samples = first.ndim > 1 if array else isinstance(first, (list, tuple)) and len(first) > 2
+        if samples and len(first) == len(second):
+            _add_array(second, steps, found)
 
 
 def _is_sample(value: Any, root: bool) -> bool:
@@ -124,16 +135,12 @@ def _graph_of_types(graph: Any) -> Iterator[tuple[Step, Any]]:
         yield ("a", name), value
 
 
-def _is_one_array(value: Any, steps: tuple[Step, ...]) -> bool:
+def _is_one_array(kind: str, value: Sequence[Any], steps: tuple[Step, ...]) -> bool:
     """A list of numbers; a tuple of them only where it has a name that says what they are, as sizes have none."""
-    if type(value) is tuple:
-        named = steps and steps[-1][0] in "ka" and _NUMBERS_OF_SAMPLES.fullmatch(str(steps[-1][1]))
-        return bool(named) and _is_numbers(value)
-    return type(value) is list and _is_numbers(value)
-
-
-def _is_numbers(value: Sequence[Any]) -> bool:
-    return bool(value) and isinstance(value[0], _NUMBERS) and all(isinstance(item, _NUMBERS) for item in value)
+    if not value or not isinstance(value[0], _NUMBERS) or not all(isinstance(item, _NUMBERS) for item in value):
+        return False
+    named = steps[-1:] and steps[-1][0] in "ka" and _NUMBERS_OF_SAMPLES.fullmatch(str(steps[-1][1]))
+    return kind == "l" or bool(named)
 
 
 def _add_array(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
@@ -150,8 +157,18 @@ def _add_array(value: Any, steps: tuple[Step, ...], found: list[Leaf]) -> None:
 def _add_integer(value: int, steps: tuple[Step, ...], found: list[Leaf]) -> None:
     """A whole number of its own; one without a telling name is none of the batch's values."""
     named = steps[-1:] and steps[-1][0] in "ka" and _NUMBER.fullmatch(str(steps[-1][1]))
-    if named and -(2**63) <= value < 2**63:
-        found.append((steps, torch.tensor(value)))
+    if named:
+        _add_number(value, steps, found)
+
+
+def _add_number(value: int, steps: tuple[Step, ...], found: list[Leaf]) -> None:
+    if -(2**63) <= value < 2**63:
+        found.append((steps, _number(value)))
+
+
+@lru_cache(maxsize=4096)  # there are few classes, and the tensors are only read
+def _number(value: int) -> Tensor:
+    return torch.from_numpy(np.array(value, dtype=np.int64))
 
 
 def _as_tensor(array: np.ndarray[Any, Any]) -> Tensor:
