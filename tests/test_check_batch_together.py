@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import ctc_loss, pad
 
-from nanscan import BatchProblem, BatchSpec, CheckedLoader, FieldSpec, check_batch
+from nanscan import BatchProblem, BatchSpec, FieldSpec, check_batch
 
 
 def only(batch: Any, spec: BatchSpec | None = None) -> BatchProblem:
@@ -268,6 +268,15 @@ def test_a_mask_and_token_types_have_an_entry_for_each_token() -> None:
     assert check_batch({**longer, "past_key_values": [(torch.rand(2, 1, 2, 4),) * 2]}) == []
 
 
+def test_a_text_may_refer_to_any_number_of_images_and_its_positions_have_three_axes() -> None:
+    text = {"input_ids": TOKENS, "position_ids": torch.zeros(3, 2, 4).long(), "labels": TOKENS}
+    for images in (torch.rand(40, 12), torch.rand(3, 3, 8, 8)):
+        assert check_batch({**text, "pixel_values": images}) == []
+    assert (
+        only({**text, "labels": ints(1, 2, 3)}).reason == 'has 3 samples, batch["input_ids"] has 2: batch sizes differ'
+    )
+
+
 @pytest.mark.parametrize("shifted", [False, True])
 def test_labels_that_are_tokens_stay_within_the_vocabulary(shifted: bool) -> None:
     spec = BatchSpec(vocab_size=10)
@@ -295,50 +304,6 @@ def test_labels_that_are_tokens_stay_within_the_vocabulary(shifted: bool) -> Non
 )
 def test_labels_that_are_no_tokens_of_the_input_are_not_held_against_the_vocabulary(labels: Tensor) -> None:
     assert check_batch({"input_ids": TOKENS, "labels": labels}, BatchSpec(vocab_size=10)) == []
-
-
-# --- labels that are plain numbers
-
-THREE = BatchSpec(num_classes=3)
-
-
-@pytest.mark.parametrize("number", [int, np.int64, np.uint8, torch.tensor])
-@pytest.mark.parametrize(
-    ("batch_of", "path"),
-    [
-        (lambda n: [(torch.rand(3, 4, 4), n(1)), (torch.rand(3, 4, 4), n(5))], "batch[1][1]"),
-        (lambda n: [(torch.rand(3, 4, 4), n(1))] * 2 + [(torch.rand(3, 4, 4), n(5))], "batch[2][1]"),
-        (lambda n: [{"image": torch.rand(3, 4, 4), "label": n(5)}], 'batch[0]["label"]'),
-        (lambda n: {"x": torch.rand(4), "label": n(5)}, 'batch["label"]'),
-        (lambda n: (torch.rand(3, 4, 4), n(5)), "batch[1]"),
-    ],
-)
-def test_a_label_that_is_a_plain_number_is_found_as_that_of_a_tensor_is(number: Any, batch_of: Any, path: str) -> None:
-    problem = only(batch_of(number), THREE)
-    assert problem.path == path and "it has 5, allowed 0..2 (num_classes 3)" in problem.reason
-    with pytest.raises(ValueError, match="allowed 0..2"):
-        list(CheckedLoader([batch_of(number)], THREE))
-    assert check_batch(batch_of(lambda value: number(value % 3)), THREE) == []
-
-
-def test_a_tuple_of_numbers_is_labels_where_each_sample_has_one() -> None:
-    for batch in ((torch.rand(3, 2), (1, 0, 5)), {"labels": (1, 0, 5)}, ([torch.rand(1, 4, 4)] * 3, (1, 0, 5))):
-        assert "sample 2 has 5, allowed 0..2" in only(batch, THREE).reason
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        (torch.rand(3, 4, 4), (480, 640)),  # the size of the image
-        (torch.rand(8, 4), 64),  # how many samples there are
-        (torch.rand(8, 3, 4, 4), 17),
-        {"image": torch.rand(3, 4, 4), "index": 17, "size": (480, 640), "nb_classes": 9, "ignore_label": 255},
-        {"x": torch.rand(2, 3), "labels": ints(0, 2), "step": 40},
-        [(torch.rand(3, 4, 4), True)],
-    ],
-)
-def test_other_plain_numbers_are_no_labels(batch: Any) -> None:
-    assert check_batch(batch, THREE) == []
 
 
 def test_a_field_of_which_nothing_is_to_be_known_is_not_held_against_others() -> None:

@@ -153,7 +153,7 @@ def _other_length(field: Field, ids: Field) -> BatchProblem:
 def _sizes_in(family: Sequence[Field]) -> list[BatchProblem]:
     if any(field.name.lower().endswith(_RAGGED) for field in family):
         return []
-    counted = [field for field in family if field.batched and field.shape[0] and field.role not in _UNCOUNTED]
+    counted = [field for field in family if field.batched and field.shape[0] and not _is_uncounted(field, family)]
     inputs = [field for field in counted if field.role in ("image", "input", "token", "padding", "attention")]
     if not inputs:
         return []
@@ -168,6 +168,13 @@ def _sizes_in(family: Sequence[Field]) -> list[BatchProblem]:
         for field in counted
         if field is not base and not _agree(base, field)
     ]
+
+
+def _is_uncounted(field: Field, family: Sequence[Field]) -> bool:
+    """Also the images and patches that texts of any number refer to, and positions in time, height and width."""
+    if field.role == "image":
+        return any(other.role == "token" for other in family)
+    return field.role in _UNCOUNTED or (field.role == "position" and len(field.shape) > 2)
 
 
 def _agree(base: Field, field: Field) -> bool:
