@@ -14,6 +14,7 @@ from torch.optim import lr_scheduler as schedules
 
 import nanscan
 from nanscan import CheckpointManager, CheckpointWarning
+from tests.guarded import bits
 
 Make = Callable[[torch.optim.Optimizer], Any]
 
@@ -144,3 +145,59 @@ def test_a_part_that_can_not_even_be_put_back_is_one_clear_error(tmp_path: Path)
     ):
         CheckpointManager(tmp_path).restore(model=model, scheduler=Unloadable())
     assert torch.equal(model.weight, before)
+
+
+def trained(dtype: torch.dtype, kind: Any) -> tuple[nn.Linear, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).to(dtype)
+    optimizer = kind(model.parameters())
+    for _ in range(2):
+        model(torch.rand(4, 3, dtype=dtype)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam, torch.optim.Adafactor, torch.optim.LBFGS])
+@pytest.mark.parametrize("now", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("then", [torch.float32, torch.bfloat16])
+def test_moments_follow_the_dtype_of_their_parameter_as_in_torch(
+    tmp_path: Path, then: torch.dtype, now: torch.dtype, kind: Any
+) -> None:
+    if kind is torch.optim.LBFGS:  # state of lists, which needs a closure to arise
+        model, optimizer = trained(then, torch.optim.Adam)
+        optimizer = kind(model.parameters())
+        optimizer.state[model.weight].update(old_dirs=[torch.rand(8, dtype=then)], n_iter=3)
+    else:
+        model, optimizer = trained(then, kind)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, model=model, optimizer=optimizer)
+    ours, theirs = nn.Linear(3, 2).to(now), nn.Linear(3, 2).to(now)
+    mine, torchs = kind(ours.parameters()), kind(theirs.parameters())
+    CheckpointManager(tmp_path).restore(model=ours, optimizer=mine)
+    theirs.load_state_dict(model.state_dict())
+    torchs.load_state_dict(optimizer.state_dict())
+    for param, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+        for key, wanted in torchs.state[other].items():
+            found = mine.state[param][key]
+            if key == "mu_product":  # a single number, which torch rounds
+                wanted = optimizer.state_dict()["state"][0][key]
+            assert bits(found) == bits(wanted), key
+    if kind is not torch.optim.LBFGS:
+        ours(torch.rand(4, 3, dtype=now)).square().sum().backward()
+        mine.step()
+
+
+def test_moments_that_are_wider_than_their_parameter_stay_so(tmp_path: Path) -> None:
+    model, optimizer = trained(torch.bfloat16, torch.optim.SGD)
+    for param in model.parameters():
+        optimizer.state[param]["momentum_buffer"] = torch.rand(param.shape)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, model=model, optimizer=optimizer)
+    for now in (torch.bfloat16, torch.float16, torch.float32):
+        other = nn.Linear(3, 2).to(now)
+        resumed = torch.optim.SGD(other.parameters())
+        CheckpointManager(tmp_path).restore(model=other, optimizer=resumed)
+        for param, former in zip(other.parameters(), model.parameters(), strict=True):
+            kept = resumed.state[param]["momentum_buffer"]
+            assert bits(kept) == bits(optimizer.state[former]["momentum_buffer"])

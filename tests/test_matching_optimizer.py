@@ -209,6 +209,22 @@ def test_precision_of_the_state_is_kept_bit_for_bit(fused: bool) -> None:
     assert step.dtype == torch.float32 and step.device.type == "cpu"
 
 
+@pytest.mark.parametrize(("now", "wanted"), [(torch.float32, torch.float32), (torch.float16, torch.float16)])
+def test_without_the_former_dtypes_narrower_state_follows_its_parameter(now: torch.dtype, wanted: torch.dtype) -> None:
+    model = Holder("ab", torch.bfloat16)
+    optimizer = adam(model)
+    model.train_once(optimizer, 0)
+    new = Holder("ab", now)
+    resumed = adam(new)
+    load_optimizer_state(resumed, optimizer.state_dict(), model=new, names=[["a", "b"]])
+    for key in ("exp_avg", "exp_avg_sq"):
+        assert bits(resumed.state[new.a][key]) == bits(optimizer.state[model.a][key].to(wanted))
+    resumed.state[new.a]["exp_avg"] = resumed.state[new.a]["exp_avg"].double()
+    again = adam(new)
+    load_optimizer_state(again, resumed.state_dict(), model=new, names=[["a", "b"]])
+    assert again.state[new.a]["exp_avg"].dtype == torch.float64
+
+
 def test_the_callers_state_is_neither_shared_nor_changed() -> None:
     model, optimizer = trained("ab")
     saved = copy.deepcopy(optimizer.state_dict())

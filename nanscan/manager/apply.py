@@ -113,13 +113,24 @@ def _load_large(saved: Mapping[str, Any], both: Mapping[str, Any], strict: bool,
         undo.append(_undo_optimizer(optimizer))
         names = saved.get("optimizer_names")
         matches["optimizer"] = load_optimizer_state(
-            optimizer, saved["optimizer"], model=both.get("model"), names=names, strict=strict
+            optimizer,
+            saved["optimizer"],
+            model=both.get("model"),
+            names=names,
+            strict=strict,
+            dtypes=_dtypes(saved.get("model")),
         )
         if isinstance(optimizer, GuardedOptimizer):
             _load_guard(optimizer, saved.get("guard"), strict, undo)
     if "model" in both:
         matches["model"] = load_model_state(both["model"], saved["model"], strict=strict)
     return matches
+
+
+def _dtypes(model: Any) -> dict[str, torch.dtype]:
+    """What each parameter was held in when it was saved; empty without the model's state."""
+    held = model.items() if isinstance(model, Mapping) else ()
+    return {name: value.dtype for name, value in held if isinstance(value, torch.Tensor)}
 
 
 def _load_guard(guard: GuardedOptimizer, state: Any, strict: bool, undo: Undo) -> None:

@@ -311,7 +311,8 @@ class CheckpointManager:
 
         Newer files that are torn, changed or foreign are passed over, each with a `CheckpointWarning` that says why.
         Values are copied to where the parts have them; the optimizer's state is matched by parameter name and keeps
-        its precision. A file that `torch.save` wrote under such a name is taken too if its dict has the parts.
+        its precision, unless the parameter has another dtype now: then it follows. A file that `torch.save` wrote under
+        such a name is taken too if its dict has the parts.
 
         Args:
             model, optimizer, scheduler, scaler, loader: what to load into, built as before; None: not restored.

@@ -45,11 +45,13 @@ def load_optimizer_state(
     model: nn.Module | None = None,
     names: Sequence[Sequence[str]] | None = None,
     strict: bool = True,
+    dtypes: Mapping[str, torch.dtype] | None = None,
 ) -> MatchReport:
     """Load an optimizer's state; parameters are matched by name, so their order and grouping may have changed.
 
-    Shapes are checked, which `Optimizer.load_state_dict` does not do. State keeps its dtype, bit for bit: a float32
-    moment of a bfloat16 parameter stays float32. `step` stays on the CPU unless the group is capturable or fused.
+    Shapes are checked, which `Optimizer.load_state_dict` does not do. State is taken bit for bit, also where torch
+    would round it: a float32 moment of a bfloat16 parameter stays float32. Only if a parameter has another dtype now
+    do the moments that had its former one follow it. `step` stays on the CPU unless the group is capturable or fused.
     Group options (lr, betas, …) are restored: a group gets those of the saved group that its parameters were in.
     Everything is copied: `state` is neither changed nor shared.
 
@@ -63,6 +65,8 @@ def load_optimizer_state(
             as long as they were and shapes fit.
         strict: True: a parameter that is on one side only, or has a state of another shape, is an error and nothing is
             changed. False: what matches is loaded, and a `CheckpointWarning` has the name of all that doesn't.
+        dtypes: name -> the parameter's dtype at the time of saving, as in the model's saved state. Where it is
+            unknown, moments narrower than their parameter follow it and wider ones stay.
 
     Returns:
         What was matched, by the parameters' names.
@@ -88,7 +92,10 @@ def load_optimizer_state(
     groups, notes = matched_groups(own.groups, saved["param_groups"], pairs)
     _judge(replace(report, notes=(*report.notes, *notes)), strict, bool(own.flat or found.names))
     inner = optimizer.optimizer if isinstance(optimizer, GuardedOptimizer) else optimizer
-    put_state(inner, saved, groups, pairs)
+    former = {
+        place: known for place, key in pairs.items() if (known := (dtypes or {}).get(found.names[key])) is not None
+    }
+    put_state(inner, saved, groups, pairs, former)
     return report
 
 

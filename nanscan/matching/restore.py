@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nanscan.errors import CheckpointError
+from nanscan.matching.dtypes import followed
 from nanscan.state_copy import copy_state
 
 __all__ = ["put_state"]
@@ -19,6 +20,7 @@ def put_state(
     saved: Mapping[str, Any],
     groups: Sequence[dict[str, Any]],
     pairs: Mapping[int, Any],
+    former: Mapping[int, torch.dtype],
 ) -> None:
     """Load `saved` into `optimizer`; on any error it is as it was.
 
@@ -27,6 +29,7 @@ def put_state(
         saved: the saved state dict. Entries of its "state" that are no parameter's are taken as they are.
         groups: its groups as they are to be, `params` being positions.
         pairs: position -> id. A parameter without one keeps its present state.
+        former: position -> dtype of the parameter when it was saved, as far as that is known.
     """
     params = [p for group in optimizer.param_groups for p in group["params"]]
     on_device = {place: group for group in groups for place in group["params"] if _step_on_device(group)}
@@ -36,7 +39,8 @@ def put_state(
             if param in optimizer.state:
                 exact[place] = dict(optimizer.state[param])
         elif pairs[place] in saved["state"]:
-            exact[place] = _own_copy(saved["state"][pairs[place]], param, place in on_device)
+            copied = _own_copy(saved["state"][pairs[place]], param, place in on_device)
+            exact[place] = followed(copied, param, former.get(place))
     ids = {key for group in saved["param_groups"] for key in group["params"]}
     others = {key: copy_state(value) for key, value in saved["state"].items() if key not in ids}
     torchs = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
