@@ -20,7 +20,7 @@ from nanscan.scaling.judge import dead_scale
 from nanscan.scaling.scaled_step import ScaledStep
 
 if TYPE_CHECKING:
-    from nanscan.microbatches import Window
+    from nanscan.microbatch_window import Window
     from nanscan.origin.recorder import Recorder
 
 __all__ = ["DeferredSteps"]

@@ -216,7 +216,7 @@ class GuardedOptimizer(Copies):
         'step 0  norm 5  loss 2.5  clipped x0.2  none skipped'
         """
         self._settle(wait=True)
-        return health(self.last_report, self._record.skipped, self._record.last_bad)
+        return health(self.last_report, self._record.skipped, self._record.last_bad, self._record.dropped)
 
     @property
     def model(self) -> nn.Module | None:

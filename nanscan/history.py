@@ -174,6 +174,7 @@ class Record:
         first_skipped: index of the first skipped one, None if there is none.
         bad_parameter_steps: after how many the parameters held a NaN or Inf (where that was looked at).
         spikes: how many were a spike (where that was looked for).
+        dropped: how many micro-batches were given up.
         skipped_last: whether the last one was skipped.
         offenders: the names of the bad tensors of the last skipped steps.
         last_bad: the last step on which something was wrong, and what, in a few words; None if there is none.
@@ -187,6 +188,7 @@ class Record:
         self.first_skipped: int | None = None
         self.bad_parameter_steps = 0
         self.spikes = 0
+        self.dropped = 0
         self.skipped_last = False
         self.history = History(size)
         self.offenders: deque[tuple[str, ...]] = deque(maxlen=OFFENDER_STEPS)
@@ -231,6 +233,7 @@ class Record:
         self.steps += 1
         self._failed = None
         self.spikes += report.spike is not None
+        self.dropped += len(report.dropped)
         wrong = trouble(report)
         if wrong:
             self.last_bad = report.step, wrong

@@ -18,14 +18,13 @@ from nanscan.distributed.held_back import note_held_back
 from nanscan.engine.result import BadInput, EngineScan
 from nanscan.kept_gradients import KeptGradients
 from nanscan.losses import as_loss, loss_labels
+from nanscan.microbatch_window import Place, Window, counts
 from nanscan.names import Joined
 from nanscan.replicas import average_gradients, has_replicas
 from nanscan.report import Label, Report, StepReport, TensorReport
 from nanscan.shows_inner import ShowsInner
 
 __all__ = ["MicrobatchReport", "Microbatches"]
-
-Place = tuple[int, int | None]  # position of a parameter, and its rank where there are several
 
 
 @dataclass(frozen=True)
@@ -52,50 +51,6 @@ class MicrobatchReport(Report):
         return f"micro-batch {self.microbatch} of step {self.step}: {super().describe(limit)}"
 
 
-class Window:
-    """The micro-batches since the last step."""
-
-    def __init__(self) -> None:
-        self.weights: list[float] = []
-        self.dropped: list[int] = []
-        self.overflowed = False  # one was dropped whose loss was not known to be bad: it may be the loss scale's fault
-        self.scaler: Any = None  # that is to hear of it
-        self.first_bad: int | None = None  # the micro-batch whose NaN is still there
-        self.bad_rows: dict[Place, int] = {}  # how many elements of each gradient are NaN or Inf now
-        self.bad_count = 0  # and of all
-        self.saved = 0  # the gradients that can be put back are those after so many micro-batches
-        self.open = False  # the last one was announced before its backward
-        self.observed = 0  # of the losses given to `observe`, those that belong to earlier micro-batches
-        self.last_bad: tuple[MicrobatchReport, EngineScan] | None = None
-        self.buffers: tuple[TensorReport, ...] = ()  # those that the forward pass of a dropped one has spoiled
-
-    def note_bad(self, rows: dict[Place, TensorReport], count: int | None = None) -> None:
-        """What is bad in the gradients now; `count`: on all ranks, where there are several."""
-        self.bad_rows = _counts(rows)
-        self.bad_count = sum(self.bad_rows.values()) if count is None else count
-
-    @property
-    def nothing_left(self) -> bool:
-        """True if every micro-batch was dropped."""
-        return bool(self.weights) and len(self.dropped) == len(self.weights)
-
-    @property
-    def last_was_dropped(self) -> bool:
-        """True if the latest micro-batch was given up."""
-        return bool(self.dropped) and self.dropped[-1] == len(self.weights) - 1
-
-    @property
-    def factor(self) -> float:
-        """What the rest is to be multiplied by, so that it stands for the whole window."""
-        kept = sum(weight for i, weight in enumerate(self.weights) if i not in self.dropped)
-        return sum(self.weights) / kept if kept and self.dropped else 1.0
-
-    def facts(self) -> dict[str, Any]:
-        """What the report of the step says of its window."""
-        counted = {"microbatches": len(self.weights), "dropped": tuple(self.dropped)}
-        return {**counted, "microbatch": self.first_bad, "buffers": self.buffers}
-
-
 class Microbatches(ShowsInner):
     """Accumulation windows: the checks between two steps, and what the step makes of them."""
 
@@ -119,6 +74,8 @@ class Microbatches(ShowsInner):
         Args:
             loss: of this micro-batch, unscaled: a tensor of any shape or a number; None: what `observe` got since the
                 last call, if anything. It is looked at too; a bad one that is not dropped has the step judged as bad.
+                If every call gives one and nothing is observed, their mean is the step's `loss`, in the log too: of
+                those that are not dropped, weighted by `weight`. So give it as you want to see it, not divided by N.
             drop: give up a bad micro-batch: the gradients become what they were before it, and at the step the sum of
                 the others is multiplied by N / (N - dropped), which is right where each loss was divided by N. Give
                 it in every call of a window. After each good micro-batch the gradients are copied (as much memory as
@@ -173,6 +130,8 @@ class Microbatches(ShowsInner):
             return self._look_before(window, first, losses, drop, weight)
         if not window.open:
             window.weights.append(float(weight))
+        if loss is not None:
+            window.losses[len(window.weights) - 1] = losses[0]
         window.open = False
         return self._look_after(window, first, losses, drop, scaler)
 
@@ -190,6 +149,7 @@ class Microbatches(ShowsInner):
         """Only the loss is looked at, and at the beginning of a window what is in the gradients already."""
         if losses:
             window.weights.append(float(weight))
+            window.losses[len(window.weights) - 1] = losses[0]
             window.open = True
         scan, labels = self._look(losses, gradients=first)
         rows = self._bad_places(scan, labels)
@@ -312,7 +272,7 @@ class Microbatches(ShowsInner):
         window = self._end_window()
         assert window is not None and self._kept is not None
         self._drop_warned = self._drop_warned and bool(window.dropped)
-        self._window_facts = window.facts()
+        self._window_facts = window.facts(observed=bool(self._losses))
         try:
             if window.last_bad is not None and (window.nothing_left or not self._averaged(window)):
                 return self._skip_without_microbatch(*window.last_bad, scale)
@@ -371,17 +331,13 @@ class Microbatches(ShowsInner):
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
 
-def _counts(rows: dict[Place, TensorReport]) -> dict[Place, int]:
-    return {place: row.nan_count + row.inf_count for place, row in rows.items()}
-
-
 def _grown(rows: dict[Place, TensorReport], before: dict[Place, int], more: int) -> tuple[TensorReport, ...]:
     """The rows that hold more NaN and Inf than before.
 
     Of other ranks only the first bad row is known: `more`, by how much the total has grown, is the same on every rank,
     so that all come to the same decision.
     """
-    now = _counts(rows)
+    now = counts(rows)
     if more <= 0:
         return ()
     return tuple(row for place, row in rows.items() if now[place] > before.get(place, 0)) or tuple(rows.values())

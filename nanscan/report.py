@@ -259,7 +259,8 @@ class StepReport(Report):
             limit of its own (agc): the norm of all gradients after clipping by that before.
         clip_limit: the norm that was allowed, where it follows the run (`AdaptiveClip`, `on_spike="clip"`); else None.
         spike: the `Spike` that this step was, where `on_spike` looks for them; None if it was none.
-        loss: what was given to `observe` for this step, of several the mean; None if nothing was.
+        loss: what was given to `observe` for this step, of several the mean; else the mean of what was given to
+            `check_microbatch`, without the dropped ones; None if nothing was.
         skipped: True if the optimizer did not step.
         action: `"step"`, `"skip"`, `"raise"`, `"zero"` or `"warn"`.
         time: when, in seconds since the epoch.

@@ -30,7 +30,7 @@ from nanscan.scaling.scaled_step import ScaledStep
 from nanscan.scaling.torchs_scaler import note_nothing_to_check
 
 if TYPE_CHECKING:
-    from nanscan.microbatches import Window
+    from nanscan.microbatch_window import Window
     from nanscan.origin.recorder import Recorder
 
 __all__ = ["GuardedSteps"]

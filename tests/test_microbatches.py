@@ -114,6 +114,71 @@ def test_a_bad_loss_is_found_although_its_gradients_are_zero_and_the_step_is_jud
     assert weight.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("before_backward", [False, True])
+@pytest.mark.parametrize(
+    ("losses", "weights", "loss"),
+    [
+        ((1.0, 3.0), (1.0, 1.0), 2.0),
+        ((torch.tensor([1.0, 2.0]), 4.5), (1.0, 3.0), 3.75),
+        ((1.0, 3.0), (0.0, 0.0), 2.0),
+        ((1.0, NAN, 5.0), (1.0, 1.0, 1.0), 3.0),
+        ((1.0, None), (1.0, 1.0), None),
+        ((NAN,), (1.0,), None),
+    ],
+)
+def test_the_mean_of_the_losses_that_are_kept_is_the_steps_in_the_log_too(
+    tmp_path, losses, weights, loss, before_backward
+):
+    weight = torch.nn.Parameter(torch.ones(2))
+    optimizer = nanscan.wrap(torch.optim.SGD([weight], lr=0.1), log=tmp_path / "run.jsonl")
+    optimizer.zero_grad()
+    for given, share in zip(losses, weights, strict=True):
+        options = {"drop": True, "weight": share}
+        if before_backward and given is not None:
+            if not optimizer.check_microbatch(given, before_backward=True, **options).finite:
+                continue
+            given = None
+        add(weight)
+        optimizer.check_microbatch(given, **options)
+    optimizer.step()
+    line = json.loads((tmp_path / "run.jsonl").read_text().splitlines()[-1])
+    assert optimizer.last_report.loss == loss and line.get("loss") == loss
+
+
+def test_a_bad_loss_that_is_not_dropped_and_an_observed_one_are_the_steps_loss():
+    weight, optimizer = weight_of()
+    for loss in (1.0, math.inf):
+        add(weight)
+        optimizer.check_microbatch(loss)
+    optimizer.step()
+    assert optimizer.last_report.loss == math.inf and optimizer.step_was_skipped
+    for loss in (1.0, 3.0):
+        add(weight)
+        optimizer.check_microbatch(loss)
+    optimizer.observe(7.0)
+    optimizer.step()
+    assert optimizer.last_report.loss == 7.0
+    add(weight)
+    optimizer.step()
+    assert optimizer.last_report.loss is None, "no loss of an earlier window"
+
+
+def test_health_counts_and_names_what_was_dropped_and_a_resumed_guard_goes_on_counting():
+    weight, optimizer = weight_of()
+    for bad in ({1}, set(), {0, 2}):
+        for micro in range(3):
+            add(weight, NAN if micro in bad else 1.0)
+            optimizer.check_microbatch(float(micro), drop=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert optimizer.health().endswith("none skipped  3 micro-batches dropped  last bad: step 2 micro-batch 0, 2")
+    _, other = weight_of()
+    other.load_guard_state_dict(optimizer.guard_state_dict())
+    add(other.param_groups[0]["params"][0])
+    other.step()
+    assert other.health().endswith("3 micro-batches dropped")
+
+
 def test_report_survives_pickle_and_json():
     weight, optimizer = weight_of()
     add(weight, NAN)

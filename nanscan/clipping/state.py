@@ -15,7 +15,7 @@ __all__ = ["guard_state", "load_guard_state"]
 
 FORMAT = "nanscan-guard"
 VERSION = 1
-COUNTERS = ("steps", "skipped", "consecutive", "first_skipped", "bad_parameter_steps", "spikes")
+COUNTERS = ("steps", "skipped", "consecutive", "first_skipped", "bad_parameter_steps", "spikes", "dropped")
 
 
 def guard_state(guard: GuardedSteps) -> dict[str, Any]:

@@ -26,7 +26,6 @@ FORMAT = "nanscan-checkpoint"
 VERSION = 1
 PARTS = ("model", "optimizer", "scheduler", "scaler", "loader")
 _FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
-_COUNTERS = ("steps", "skipped", "consecutive", "first_skipped", "bad_parameter_steps")
 
 
 def contents(step: int, epoch: int | None, parts: Mapping[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
