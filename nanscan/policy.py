@@ -112,7 +112,7 @@ def valid_limit(name: str, value: Any) -> float | None:
     """
     if value is None:
         return None
-    if isinstance(value, str):
+    if isinstance(value, (str, bytes)):
         known = name == "clip_norm" and value in ("agc", "autoclip", "zclip")
         raise ValueError(
             f"{name} must be a positive number{f' or nanscan.AdaptiveClip({value!r})' if known else ''}, got the text "
@@ -122,6 +122,8 @@ def valid_limit(name: str, value: Any) -> float | None:
         number = math.nan if isinstance(value, bool) else float(value)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
+    except OverflowError:  # an int beyond every float
+        number = math.inf if value > 0 else -math.inf
     if not number > 0:
         raise ValueError(f"{name} must be a positive number, got {value}; for no clipping give None")
     return None if number == math.inf else number

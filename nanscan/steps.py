@@ -28,6 +28,7 @@ from nanscan.report import Label, StepReport
 from nanscan.scaling.judge import dead_scale
 from nanscan.scaling.scaled_step import ScaledStep
 from nanscan.scaling.torchs_scaler import note_nothing_to_check
+from nanscan.state_making import only_makes_state
 
 if TYPE_CHECKING:
     from nanscan.microbatch_window import Window
@@ -157,6 +158,8 @@ class GuardedSteps(DeferredSteps):
         if found_inf is not None and not isinstance(found_inf, Tensor):  # the sum of no flags
             note_nothing_to_check()
         try:
+            if only_makes_state(self.optimizer):
+                return self.inner_step(kwargs)
             if self._can_defer():
                 return self._launch(kwargs, scale, found_inf)
             flagged = found_inf is not None and not float(found_inf) <= 0
@@ -196,6 +199,8 @@ class GuardedSteps(DeferredSteps):
         flagged: bool = False,
     ) -> Any:
         """From the scan to the end of the step."""
+        if scan.norm == 0.0 and only_makes_state(self.optimizer):
+            return self.inner_step(kwargs)
         if scale != 1.0:
             scan = Unscaled(scan, scale, self._params())
         if self._agreement is not None:
@@ -331,11 +336,6 @@ class GuardedSteps(DeferredSteps):
         finally:
             vars(report)["origin"] = self.origin_of_all(found)
             self._replan()
-
-    def _clear_grads(self) -> None:
-        for group in self.optimizer.param_groups:
-            for param in group["params"]:
-                param.grad = None
 
     def note_skip(self, report: StepReport, rows: int, scale: float = 1.0) -> None:
         """Count, record and, once per run of skips, warn; notes in `_diverged` that the run is to be given up."""

@@ -136,5 +136,10 @@ class Verdict(torch.optim.Optimizer):
             self._agreement.zero_nonfinite_grads_(flat_params(groups))
         engine.zero_nonfinite_grads_(self._grad_groups())
 
+    def _clear_grads(self) -> None:
+        for group in self.optimizer.param_groups:
+            for param in group["params"]:
+                param.grad = None
+
     def _params(self) -> int:
         return sum(len(group["params"]) for group in self.optimizer.param_groups)

@@ -9,9 +9,11 @@ import pickle
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import nanscan
+from nanscan import AdaptiveClip
 from nanscan.errors import NonFiniteWarning
 from tests.guarded import NAN, bits, make_params, set_grads, whole_state
 
@@ -203,6 +205,19 @@ def test_torch_save_of_the_state_dict_round_trips_with_weights_only():
     torch.save(optimizer.state_dict(), file)
     file.seek(0)
     assert bits(torch.load(file, weights_only=True)) == bits(optimizer.state_dict())
+
+
+@pytest.mark.parametrize("options", [{}, {"log": lambda report: None}], ids=["plain", "other"])
+def test_step_with_zeros_by_which_pytorch_makes_a_state_to_load_is_none_of_the_run(options):
+    model, other = nn.Linear(2, 1), nn.Linear(2, 1)
+    optimizer = nanscan.wrap(torch.optim.AdamW(model.parameters()), model, **options)
+    _, state = get_state_dict(model, optimizer)  # makes one
+    resumed = nanscan.wrap(torch.optim.AdamW(other.parameters()), other, clip_norm=AdaptiveClip(), **options)
+    set_state_dict(other, resumed, model_state_dict=model.state_dict(), optim_state_dict=state)
+    assert (optimizer.last_report, len(resumed.history)) == (None, 0)
+    other(torch.ones(1, 2)).sum().backward()
+    resumed.step()
+    assert (resumed.last_report.step, resumed.state_dict()["state"][0]["step"].item()) == (0, 2.0)
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))], ids=["deepcopy", "pickle"])

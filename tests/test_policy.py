@@ -28,7 +28,7 @@ def test_clip_factor_of_huge_and_of_no_limit():
     assert clip_factor(1e300, None) == 1.0
 
 
-@pytest.mark.parametrize("value, limit", [(None, None), (math.inf, None), (2, 2.0), (1e-30, 1e-30)])
+@pytest.mark.parametrize("value, limit", [(None, None), (math.inf, None), (10**400, None), (2, 2.0), (1e-30, 1e-30)])
 def test_valid_limits(value, limit):
     assert valid_limit("clip_norm", value) == limit
 
