@@ -98,6 +98,8 @@ def test_a_box_outside_the_image_of_its_sample_is_named(zipped: bool) -> None:
     assert beyond.severity == "warning" and "beyond the border of its image" in beyond.reason
     assert only(scene([6, 6, 3, 7], zipped=zipped)).reason.startswith("boxes: box [0] is (6, 6, 3, 7), without width")
     assert only(scene([1, 1, 3, 3], zipped=zipped, labels=torch.ones(2).long())).kind == "size"
+    unmasked = scene([1, 1, 3, 3], zipped=zipped, masks=torch.ones(2, 8, 16, dtype=torch.uint8))
+    assert only(unmasked).reason.endswith("has 1 boxes: each box needs its mask")
 
 
 def test_a_box_is_held_against_the_image_beside_it_and_that_of_a_stacked_batch() -> None:

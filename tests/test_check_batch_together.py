@@ -306,6 +306,24 @@ def test_labels_that_are_no_tokens_of_the_input_are_not_held_against_the_vocabul
     assert check_batch({"input_ids": TOKENS, "labels": labels}, BatchSpec(vocab_size=10)) == []
 
 
+def test_a_sample_without_a_target_among_the_labels_of_a_language_model_is_a_warning() -> None:
+    ids = torch.arange(1, 41).reshape(4, 10)
+    prompt = ids.masked_fill(torch.arange(10) < 6, -100)
+    for spec in (BatchSpec(), BatchSpec(vocab_size=50), BatchSpec(num_classes=50)):
+        for _ in range(2):
+            assert check_batch({"input_ids": ids, "labels": prompt}, spec) == []
+        assert spec._quick  # healthy batches are asked the compiled question, and this one after it
+        cut = prompt.clone()
+        cut[2] = -100
+        problem = only({"input_ids": ids, "labels": cut}, spec)
+        assert (problem.path, problem.kind, problem.severity) == ('batch["labels"][2]', "no_target", "warning")
+        assert problem.reason.startswith("labels: sample 2 has no target, all 10 are -100 (1 of 4 samples are so)")
+    at_random = torch.full_like(ids, -100)
+    at_random[:3, 4] = 9  # the masked token was another
+    assert check_batch({"input_ids": ids, "labels": at_random}) == []
+    assert only({"input_ids": ids, "labels": torch.full_like(ids, -100)}).severity == "error"
+
+
 def test_a_field_of_which_nothing_is_to_be_known_is_not_held_against_others() -> None:
     spec = BatchSpec(fields={"edge_index": FieldSpec(), "target_lengths": FieldSpec()})
     batch = {"x": torch.rand(2, 3), "edge_index": EDGES, "targets": ints([1, 2], [2, 1]), "target_lengths": ints(9, 9)}

@@ -179,8 +179,7 @@ def _asked(questions: Sequence[Question], values: Sequence[Tensor]) -> list[Batc
 
 
 def _judged(question: Question, told: Sequence[Any], values: Sequence[Tensor]) -> list[BatchProblem]:
-    fine = question.fine
-    if fine is not None and fine[0] <= told[0] and told[-1] <= fine[1]:
+    if question.is_well(told):
         return []
     return question.judge(values[question.leaf], told, *question.beside(values))
 

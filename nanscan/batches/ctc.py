@@ -46,7 +46,7 @@ def _ask(family: dict[str, Placed]) -> list[Question]:
     if not is_int(targets[1].dtype) or not (flat or rows) or not (sure or _any_sound(family)):
         return []
     judge = partial(_judge_length, targets[1], inputs[1], sure)
-    found = [Question(targets[0], _count_impossible, judge, (0, 0), others=(inputs[0], lengths[0]))]
+    found = [Question(targets[0], _count_impossible, judge, (0, 0), "beside", (inputs[0], lengths[0]))]
     if sure and scores is not None:
         found.append(_ask_classes(targets, lengths, scores.shape[2]))
         found += _ask_blank(targets, lengths, family.get("blank"))
@@ -134,7 +134,7 @@ def _ask_classes(targets: Placed, lengths: Placed, classes: int) -> Question:
         within = value.is_cpu and int(low) >= 0 and int(high) < classes
         return (0.0,) if within else (bad(value, lengths).sum(),)
 
-    return Question(targets[0], count, judge, (0, 0), others=(lengths[0],))
+    return Question(targets[0], count, judge, (0, 0), "beside", (lengths[0],))
 
 
 def _ask_blank(targets: Placed, lengths: Placed, blank: Placed | None) -> list[Question]:
@@ -153,4 +153,4 @@ def _ask_blank(targets: Placed, lengths: Placed, blank: Placed | None) -> list[Q
         )
         return [BatchProblem(path, reason, count, within, "error", "label", targets[1].field)]
 
-    return [Question(targets[0], lambda *all: (bad(*all).sum(),), judge, (0, 0), others=(lengths[0], blank[0]))]
+    return [Question(targets[0], lambda *all: (bad(*all).sum(),), judge, (0, 0), "beside", (lengths[0], blank[0]))]

@@ -53,7 +53,7 @@ def _ask(i: int, lengths: Field, other: Field, joined: bool) -> Iterator[Questio
         return
     if joined and len(other.shape) == 1 and is_int(other.dtype) and other.shape[0] != count:
         total = float(other.shape[0])
-        yield Question(i, lambda value: (value.sum(),), partial(_judge_total, lengths, other), (total, total))
+        yield Question(i, lambda value: (value.sum(),), partial(_judge_total, lengths, other), (total, total), "beside")
     most = _steps_of(other, count)
     if most is not None:
         quick = Quick("within", -math.inf, float(most))

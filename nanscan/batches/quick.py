@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from nanscan import engine
 
 if TYPE_CHECKING:
     from nanscan.batches.plan import Plan
+    from nanscan.batches.question import Question
 
 __all__ = ["Quick", "compiled"]
 
@@ -43,7 +45,7 @@ def compiled(batch: Any, values: Sequence[Tensor], plan: Plan) -> Callable[[Any]
     askable = _askable(batch, values) and not plan.problems and not plan.converted
     if make is None or not askable or any(question.quick is None for question in plan.questions):
         return None
-    asked = [(question.leaf, question.quick) for question in plan.questions if question.quick is not None]
+    asked = [(question.leaf, question.quick) for question in plan.questions if isinstance(question.quick, Quick)]
     if any(quick.kind == "mask" and values[i].dtype not in _WHOLE for i, quick in asked):
         return None
     check: Callable[[Any], bool] = make(
@@ -53,7 +55,16 @@ def compiled(batch: Any, values: Sequence[Tensor], plan: Plan) -> Callable[[Any]
         masks=[(i, quick.zero_hides) for i, quick in asked if quick.kind == "mask"],
         varying=[i for i, quick in asked if quick.kind == "varies"],
     )
-    return check
+    beside = [question for question in plan.questions if question.quick == "beside"]
+    return partial(_all_well, check, beside) if beside else check
+
+
+def _all_well(check: Callable[[Any], bool], beside: Sequence[Question], batch: Any) -> bool:
+    """Of a batch of the same form, with the questions that are not compiled."""
+    if not check(batch):
+        return False
+    values = [*batch.values()] if type(batch) is dict else batch
+    return all(one.is_well(one.ask(values[one.leaf], *one.beside(values))) for one in beside)  # type: ignore[arg-type]
 
 
 def _askable(batch: Any, values: Sequence[Tensor]) -> bool:

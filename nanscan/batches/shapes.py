@@ -103,21 +103,26 @@ def _sizes(fields: Sequence[Field]) -> list[BatchProblem]:
 
 
 def _labels_of_boxes(family: Sequence[Field]) -> list[BatchProblem]:
-    """In a target of one sample each box has a label."""
+    """In a target of one sample each box has a label, and a mask where there are masks."""
     boxes = next((f for f in family if f.role == "box" and not f.batched and len(f.shape) == 2), None)
-    labels = [
-        f for f in family if f.role == "label" and not f.batched and f.shape and f.name.lower().endswith("labels")
-    ]
     return [
         BatchProblem(
             field.path,
-            f"has {field.shape[0]} entries, {boxes.path} has {boxes.shape[0]} boxes: each box needs its label",
+            f"has {field.shape[0]} entries, {boxes.path} has {boxes.shape[0]} boxes: each box needs its {what}",
             kind="size",
             field=field.field,
         )
-        for field in labels
-        if boxes is not None and field.shape[0] != boxes.shape[0]
+        for field in family
+        if boxes is not None and (what := _of_a_box(field)) and field.shape[0] != boxes.shape[0]
     ]
+
+
+def _of_a_box(field: Field) -> str:
+    """What of a box the first dimension counts, `""` if it counts other things."""
+    name = field.name.lower()
+    if field.role == "label" and not field.batched and field.shape and name.endswith("labels"):
+        return "label"
+    return "mask" if name == "masks" and not field.batched and len(field.shape) == 3 else ""
 
 
 def _beside_tokens(family: Sequence[Field], more: bool) -> list[BatchProblem]:
