@@ -15,7 +15,8 @@ from nanscan.engine.shards import is_dtensor
 from nanscan.engine.tensors import full_index
 from nanscan.names import Names, buffers_of, label_of
 from nanscan.policy import eps_is_lost
-from nanscan.report import Label, Report, TensorReport, joined
+from nanscan.report import Label, Report, TensorReport
+from nanscan.report_rows import joined
 
 __all__ = ["bad_buffers", "bad_parameters", "dense_bad_rows", "full_places", "lost_eps", "sparse_places", "suspects"]
 

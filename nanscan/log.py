@@ -17,7 +17,8 @@ from typing import Any
 
 from nanscan.errors import NonFiniteWarning
 from nanscan.local_paths import refuse_other_places
-from nanscan.report import StepReport, strict
+from nanscan.report import StepReport
+from nanscan.report_json import strict
 from nanscan.reporting.facts import Rhythm, layer_norms, run_facts
 
 __all__ = ["JsonLog", "Log", "describe_run", "json_logs", "logs_of", "open_log"]

@@ -4,90 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from nanscan.clipping.record import Spike
+from nanscan.report_json import parsed, plain, strict
+from nanscan.report_rows import Label, TensorReport, tensor_report
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from nanscan.engine.result import EngineScan, Row
+    from nanscan.engine.result import EngineScan
 
 __all__ = ["Label", "Report", "StepReport", "TensorReport"]
 
-_OWNER = {"grad": "grad of '{name}'", "state": "optimizer state {name}", "loss": "{name}", "tensor": "'{name}'"}
 _TOTALS = frozenset({"finite", "norm", "finite_norm", "inf_norm", "nan_count", "inf_count", "numel"})
-
-
-class Label(NamedTuple):
-    """What a tensor is called and what it looks like; kept instead of the tensor itself."""
-
-    names: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: str
-    device: str
-    kind: str = "tensor"
-
-
-@dataclass(frozen=True)
-class TensorReport:
-    """One tensor's row of a `Report`.
-
-    Attributes:
-        name: the tensor's name; a tied one lists all of them: `"emb.weight (= head.weight)"`.
-        shape: its shape, a tuple of ints (`()` for 0-dim).
-        dtype: its element type without the `torch.` prefix, such as `"bfloat16"`.
-        device: its device, such as `"cpu"` or `"cuda:0"`.
-        norm: its 2-norm; NaN if an element is NaN, inf if one is Inf and none is NaN.
-        inf_norm: the largest magnitude of its finite elements (0.0 if there are none).
-        nan_count: how many elements are NaN. A complex element counts once.
-        inf_count: how many elements are Inf and not NaN.
-        first_bad: index of the first NaN or Inf in row-major order, None if there is none. For a sparse tensor it is
-            the index in the dense shape: the first number is the row id. Of several in a CUDA tensor whose memory is
-            in another order (channels_last), it is the one that comes first in memory.
-        rank: the process that holds it, None where there is only one.
-        kind: what it is: `"grad"`, `"loss"`, `"buffer"`, `"parameter"`, `"state"` or plain `"tensor"`.
-
-    >>> row = TensorReport("fc.bias", (10,), "float32", "cpu", float("nan"), 0.5, 2, 0, (3,), kind="grad")
-    >>> row.finite, row.numel
-    (False, 10)
-    >>> row.describe()
-    "grad of 'fc.bias' has 2 NaN, 0 Inf of 10 (first at [3])"
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    device: str
-    norm: float
-    inf_norm: float
-    nan_count: int
-    inf_count: int
-    first_bad: tuple[int, ...] | None
-    rank: int | None = None
-    kind: str = "tensor"
-
-    @property
-    def finite(self) -> bool:
-        """True if no element is NaN or Inf."""
-        return not (self.nan_count or self.inf_count)
-
-    @property
-    def numel(self) -> int:
-        """The number of elements of the (dense) shape."""
-        return math.prod(self.shape)
-
-    def describe(self) -> str:
-        """One clause that says what is wrong and where, or that nothing is."""
-        owner = _OWNER.get(self.kind, "{kind} '{name}'").format(kind=self.kind, name=self.name)
-        where = "" if self.rank is None else f" on rank {self.rank}"
-        if self.finite:
-            return f"{owner}{where} is finite (norm {self.norm:.6g})"
-        first = "" if self.first_bad is None else f" (first at {list(self.first_bad)})"
-        return f"{owner}{where} has {self.nan_count} NaN, {self.inf_count} Inf of {self.numel}{first}"
 
 
 class Source(Protocol):
@@ -194,7 +126,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """Every field as plain Python data, rows as dicts; NaN and Inf stay floats."""
-        return {item.name: _plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
+        return {item.name: plain(getattr(self, item.name)) for item in dataclasses.fields(self)}
 
     def to_json(self, *, tensors: bool = True) -> str:
         """One line of strict JSON. Non-finite floats become the strings "NaN", "Infinity", "-Infinity".
@@ -203,7 +135,7 @@ class Report:
             tensors: False leaves the table of all tensors out (the bad ones stay).
         """
         names = [name for name in self.__dataclass_fields__ if tensors or name != "tensors"]
-        return json.dumps({name: strict(_plain(getattr(self, name))) for name in names}, allow_nan=False)
+        return json.dumps({name: strict(plain(getattr(self, name))) for name in names}, allow_nan=False)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -220,7 +152,7 @@ class Report:
         True
         """
         fields = {item.name: item for item in dataclasses.fields(cls)}
-        values = {name: _parse(name, value) for name, value in data.items() if name in fields}
+        values = {name: parsed(name, value) for name, value in data.items() if name in fields}
         values.setdefault("tensors", values.get("bad", ()))
         missing = [name for name, item in fields.items() if _required(item) and name not in values]
         if missing:
@@ -318,46 +250,6 @@ class ScanSource:
         return tuple(tensor_report(row, self.labels, self.places) for row in rows)
 
 
-def tensor_report(
-    row: Row, labels: Sequence[Label], places: Mapping[int, tuple[int, ...]] | None = None
-) -> TensorReport:
-    """The public row for an engine's row: names for positions, an index tuple for a flat index."""
-    label = labels[row.position]
-    names = list(label.names)
-    for position in row.also:
-        names += [item for item in labels[position].names if item not in names]
-    place = None
-    if row.first_bad >= 0:
-        place = (places or {}).get(row.position) or unravel(row.first_bad, label.shape)
-    norm = math.nan if row.nan_count else math.inf if row.inf_count else row.finite_norm
-    return TensorReport(
-        joined(names), label.shape, label.dtype, label.device, norm, row.inf_norm, row.nan_count, row.inf_count, place,
-        rank=getattr(row, "rank", None), kind=label.kind,
-    )  # fmt: skip
-
-
-def joined(names: Sequence[str]) -> str:
-    """All names of one tensor as one: the first, then those that it is tied to.
-
-    >>> joined(["emb.weight", "head.weight"])
-    'emb.weight (= head.weight)'
-    """
-    return names[0] if len(names) == 1 else f"{names[0]} (= {', '.join(names[1:])})"
-
-
-def unravel(flat: int, shape: Sequence[int]) -> tuple[int, ...]:
-    """The index tuple of a flat row-major index.
-
-    >>> unravel(7, (2, 5)), unravel(0, ())
-    ((1, 2), ())
-    """
-    index: list[int] = []
-    for size in reversed(shape):
-        flat, place = divmod(flat, size)
-        index.append(place)
-    return tuple(reversed(index))
-
-
 def _default(item: dataclasses.Field[Any]) -> Any:
     if item.default_factory is dataclasses.MISSING:
         raise AttributeError(f"field {item.name!r} was not filled")
@@ -366,43 +258,3 @@ def _default(item: dataclasses.Field[Any]) -> Any:
 
 def _required(item: dataclasses.Field[Any]) -> bool:
     return item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, tuple):
-        return [_plain(item) for item in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    return value
-
-
-def strict(value: Any) -> Any:
-    """`value` for strict JSON: a float that is not finite becomes the string "NaN", "Infinity" or "-Infinity"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, dict):
-        return {key: strict(item) for key, item in value.items()}
-    return [strict(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _parse(name: str, value: Any) -> Any:
-    if name == "origin" and isinstance(value, Mapping):
-        from nanscan.origin.record import Origin  # not above: it needs torch, and a report does not
-
-        return Origin.from_dict(value)
-    if name == "spike":
-        return None if value is None else Spike.from_dict(value)
-    if name in ("clip_limit", "loss"):
-        return None if value is None else float(value)
-    if name == "dropped" and isinstance(value, Sequence):
-        return tuple(value)
-    if name in ("tensors", "bad", "buffers", "parameters", "stale"):
-        return tuple(_parse_row(row) for row in value)
-    return float(value) if name.endswith(("norm", "factor", "time", "scale")) else value
-
-
-def _parse_row(row: Mapping[str, Any]) -> TensorReport:
-    values: dict[str, Any] = {name: float(value) if name.endswith("norm") else value for name, value in row.items()}
-    for name in ("shape", "first_bad"):
-        values[name] = values[name] if values[name] is None else tuple(values[name])
-    return TensorReport(**values)

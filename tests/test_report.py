@@ -15,7 +15,8 @@ import torch
 
 import nanscan
 from nanscan.engine.result import Row, total
-from nanscan.report import Label, Report, ScanSource, StepReport, TensorReport, unravel
+from nanscan.report import Label, Report, ScanSource, StepReport, TensorReport
+from nanscan.report_rows import unravel
 
 NAN, INF = math.nan, math.inf
 LABELS = [

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from nanscan.batches.walk import LABELS, Leaf, Step, dotted, path_of, shape_of
-from nanscan.report import unravel
+from nanscan.report_rows import unravel
 
 __all__ = ["Field", "Placed", "families", "fields_of", "is_int"]
 

@@ -11,7 +11,7 @@ from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
 from nanscan.engine.result import Row
 from nanscan.engine.tensors import full_index, is_float8
-from nanscan.report import unravel
+from nanscan.report_rows import unravel
 
 __all__ = ["nonfinite"]
 

@@ -19,7 +19,7 @@ from nanscan.files.entry import Contents, Entry, Pieces
 from nanscan.files.formats import open_file
 from nanscan.files.hdf5 import hdf5_damage
 from nanscan.files.layout import Block
-from nanscan.report import joined
+from nanscan.report_rows import joined
 
 __all__ = ["FileScan", "TensorRow", "scan_file"]
 
