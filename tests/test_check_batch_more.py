@@ -87,6 +87,22 @@ def scene(*boxes: list[float], zipped: bool = False, **more: Any) -> Any:
     return tuple(map(tuple, made)) if zipped else made
 
 
+class Boxes(Tensor):
+    """Boxes that say what form they have, as torchvision's do."""
+
+    format = "XYXY"
+
+
+@pytest.mark.parametrize(("form", "bad"), [("XYXY", True), ("XYWH", False), ("CXCYWH", False)])
+def test_boxes_that_say_what_form_they_have_are_judged_by_it(form: str, bad: bool) -> None:
+    named = torch.tensor([[6.0, 5.0, 3.0, 2.0]]).as_subclass(type("Named", (Boxes,), {"format": form}))
+    for zipped in (False, True):
+        found = check_batch(scene([1, 1, 3, 3], zipped=zipped, boxes=named))
+        assert [problem.kind for problem in found] == ["box"] * bad
+    none = torch.tensor([[6.0, 5.0, 0.0, 2.0]]).as_subclass(type("Named", (Boxes,), {"format": form}))
+    assert "without width or height" in only(scene([1, 1, 3, 3], boxes=none)).reason
+
+
 @pytest.mark.parametrize("zipped", [False, True])
 def test_a_box_outside_the_image_of_its_sample_is_named(zipped: bool) -> None:
     problem = only(scene([1, 1, 16, 8.4], [2, 9, 6, 12], zipped=zipped))

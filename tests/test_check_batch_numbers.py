@@ -57,3 +57,14 @@ def test_a_tuple_of_numbers_is_labels_where_each_sample_has_one() -> None:
 )
 def test_other_plain_numbers_are_no_labels(batch: Any) -> None:
     assert check_batch(batch, THREE) == []
+
+
+def test_a_mask_of_a_sample_of_its_own_that_hides_every_token_is_named() -> None:
+    samples = [{"input_ids": [5, 6], "attention_mask": [1, 0]}, {"input_ids": [7], "attention_mask": [0]}]
+    problem = only(samples)
+    assert problem.path == 'batch[1]["attention_mask"]' and problem.reason.startswith("attention_mask masks every key")
+    assert check_batch(samples[:1] * 2) == []
+    assert (
+        only([{"key_padding_mask": torch.ones(3, dtype=torch.bool)}] * 1 + [{"key_padding_mask": torch.zeros(2)}]).count
+        == 1
+    )

@@ -7,7 +7,7 @@ from torch import Tensor
 from nanscan.batches.fields import Field
 from nanscan.batches.problem import BatchProblem
 
-__all__ = ["any_without_area", "judge_boxes"]
+__all__ = ["any_without_area", "form_of", "judge_boxes"]
 
 _MANY = 4  # so many times more boxes that have an area tell that the last two numbers are a corner
 
@@ -18,9 +18,15 @@ def any_without_area(value: Tensor) -> Tensor:
     return ~((last > first) & (last > 0)).all()
 
 
-def judge_boxes(field: Field, value: Tensor) -> list[BatchProblem]:
+def form_of(value: Tensor) -> str:
+    """`"XYXY"`, `"XYWH"`, `"CXCYWH"` where boxes say so themselves, as torchvision's `BoundingBoxes` do; else `""`."""
+    form = getattr(value, "format", "")
+    return str(getattr(form, "value", form)).upper()
+
+
+def judge_boxes(field: Field, value: Tensor, form: str = "") -> list[BatchProblem]:
     """A problem that names the first box without area in the form that the boxes have, if there is one."""
-    certain, likely = _without_area(field, value)
+    certain, likely = _without_area(field, value, form)
     bad = certain | likely
     if not bool(bad.any()):
         return []
@@ -34,18 +40,22 @@ def judge_boxes(field: Field, value: Tensor) -> list[BatchProblem]:
     return [BatchProblem(path, reason, count, within, severity, "box", field.field)]  # type: ignore[arg-type]
 
 
-def _without_area(field: Field, value: Tensor) -> tuple[Tensor, Tensor]:
+def _without_area(field: Field, value: Tensor, form: str) -> tuple[Tensor, Tensor]:
     """Boxes without area whatever the form (corners, corner and size, centre and size), and those that look so.
 
-    Corners are taken for granted in `boxes` of a target per sample (as torchvision has them) that are no fractions, and
-    told by the other boxes elsewhere. Rows of one number (0, -1, 1000) fill up a batch.
+    Where the boxes don't say which it is, corners are taken for granted in `boxes` of a target per sample (as
+    torchvision has them) that are no fractions, and told by the other boxes elsewhere. Rows of one number (0, -1, 1000)
+    fill up a batch.
     """
     x, y, right, low = value.unbind(-1)
     fills = (value == value[..., :1]).all(-1) & field.batched
     certain = ((right <= 0) | (low <= 0)) & ~fills
     collapsed, inverted = (right == x) | (low == y), (right < x) | (low < y)
+    if form and form != "XYXY":
+        return certain, certain & False
     others = ~(collapsed | inverted | certain | fills)
-    corners = (not field.batched) & (field.name == "boxes") & (value > 1).any()
+    named = not field.batched and field.name == "boxes"
+    corners = form == "XYXY" or (named and bool((value > 1).any()))
     certain = certain | ((collapsed | inverted) & corners & ~fills)
     alone = others.any() & ~(inverted & ~certain & ~fills).any()
     many = others.sum() >= _MANY * (inverted & ~certain & ~fills).sum().clamp(min=1)

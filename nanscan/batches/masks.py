@@ -25,10 +25,9 @@ def judge_mask(field: Field, value: Tensor) -> list[BatchProblem]:
     masked = _masked_rows(field.role, value)
     rows = masked.nonzero().tolist()
     more = f" ({len(rows)} of {masked.numel()} rows do)" if len(rows) > 1 else ""
-    first = rows[0][0] if len(rows[0]) == 1 else rows[0]
+    row = f" row {rows[0][0] if len(rows[0]) == 1 else rows[0]}" if value.dim() > 1 else ""
     reason = (
-        f"{field.name} row {first} masks every key{more}: the softmax over no key is NaN; drop the sample or leave "
-        "it one key"
+        f"{field.name}{row} masks every key{more}: the softmax over no key is NaN; drop the sample or leave it one key"
     )
     path, _ = field.at((rows[0][0], 0)) if field.role != "scores" else (field.path, ())
     return [BatchProblem(path, reason, len(rows), None, "error", "mask", field.field)]
@@ -42,7 +41,7 @@ def _masked_rows(role: str, value: Tensor) -> Tensor:
     """
     if role == "scores":
         return (value == -math.inf).all(-1)
-    value = value.flatten(1)
+    value = value.flatten(1) if value.dim() > 1 else value[None]  # else of one sample
     if value.is_floating_point():
         hidden = (value <= _HIDDEN).all(1)
         zero_one = ((value == 0) | (value == 1)).all() & (value == 1).any()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nanscan.batches.boxes import any_without_area, judge_boxes
+from nanscan.batches.boxes import any_without_area, form_of, judge_boxes
 from nanscan.batches.boxes_in_images import ask_boxes
 from nanscan.batches.classes import UINT8_TARGETS, allowed_classes, judge_classes, judge_probabilities
 from nanscan.batches.ctc import ask_alignments
@@ -107,9 +107,8 @@ def _ask(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
     elif one.dtype.is_floating_point:
         _ask_floats(plan, i, one, spec)
     if one.role == "box" and (known is None or known != FieldSpec()):
-        plan.questions.append(
-            Question(i, _box_answer, lambda value, told: judge_boxes(one, numbers(value)) if told[0] else [])
-        )
+        boxes = lambda value, told: judge_boxes(one, numbers(value), form_of(value)) if told[0] else []  # noqa: E731
+        plan.questions.append(Question(i, _box_answer, boxes))
     if _is_mask(one):
         ask = partial(_mask_answer, one.role)
         judge = lambda value, told: judge_mask(one, numbers(value)) if told[0] else []  # noqa: E731
@@ -120,8 +119,8 @@ def _is_mask(one: Field) -> bool:
     """Whether it is known what it hides: padding by sample, attention by sample too, additive ones by row."""
     if one.role == "scores":
         return True
-    dims = {"padding": range(2, 3), "attention": range(2, 6)}.get(one.role, ())
-    return one.batched and len(one.shape) in dims
+    dims = {"padding": range(2, 3), "attention": range(2, 6)}.get(one.role, range(0))
+    return len(one.shape) in dims if one.batched else bool(dims) and len(one.shape) == 1
 
 
 def _ask_integers(plan: Plan, i: int, one: Field, spec: BatchSpec) -> None:
