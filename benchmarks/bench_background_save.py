@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 import nanscan
 from benchmarks.conftest import OUTPUT, Figures
 from benchmarks.replay import CLOCK, record
-from benchmarks.trained import LARGE, trained
-from nanscan.bench import Plan, Timings, interleave
+from benchmarks.trained import LARGE, StateRow, print_states, tensors_of, trained
+from nanscan.bench import Plan, interleave
 from nanscan.bench.goals import Goal
-from nanscan.bench.table import print_table, show_time
 
 GOAL = Goal(at_most=0.10)
+TITLE = "time until save() returns: weights and AdamW's state, fsync'ed; ratio = background / foreground"
 SHAPES = {
     "4 layers of 1024": [(1024, 1024), (1024,)] * 4,
     **LARGE,
@@ -28,24 +26,8 @@ SHAPES = {
 }
 
 
-@dataclass(frozen=True)
-class BackgroundSaveRow:
-    """Seconds until `save` returns, in the foreground and in the background; `ratio` is background / foreground."""
-
-    row: str
-    megabytes: float
-    rounds: int
-    medians: dict[str, float]
-    ratio: float
-    timings: Timings = field(repr=False, compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {name: value for name, value in asdict(self).items() if name != "timings"}
-        return plain | {"goal": str(GOAL), "verdict": GOAL.verdict(self.ratio)}
-
-
 @cache
-def measured(row: str, plan: Plan) -> BackgroundSaveRow:
+def measured(row: str, plan: Plan) -> StateRow:
     """Both kinds of save in turn, on the file system of this folder; before each turn nothing is being written."""
     model, optimizer = trained(SHAPES[row])
     OUTPUT.mkdir(exist_ok=True)
@@ -64,27 +46,8 @@ def measured(row: str, plan: Plan) -> BackgroundSaveRow:
             timings = interleave(commands, replace(plan, prepare=background.flush, min_rounds=5))
     finally:
         shutil.rmtree(folder)
-    medians = {name: timings.median(name) for name in commands}
-    size = 3 * sum(p.numel() * p.element_size() for p in model.parameters()) / 1e6
-    return BackgroundSaveRow(row, size, timings.rounds, medians, timings.ratio("background", "foreground"), timings)
-
-
-def print_rows(rows: Sequence[BackgroundSaveRow]) -> None:
-    """The table of this suite."""
-    print_table(
-        f"time until save() returns: weights and AdamW's state, fsync'ed; ratio = background / foreground, goal {GOAL}",
-        ["row", "MB", "foreground", "background", "ratio", "goal"],
-        [
-            [
-                r.row,
-                f"{r.megabytes:.0f}",
-                *(show_time(r.medians[name]) for name in ("foreground", "background")),
-                f"{r.ratio:.3f}",
-                GOAL.verdict(r.ratio),
-            ]
-            for r in rows
-        ],
-    )
+    ratio = timings.ratio("background", "foreground")
+    return StateRow.of(row, tensors_of(model, optimizer), timings, ratio, GOAL)
 
 
 @pytest.mark.benchmark(timer=CLOCK.now)
@@ -95,4 +58,4 @@ def test_background_save(benchmark, figures: Figures, plan: Plan, row: str, comm
     benchmark.group = f"background save {row}"
     record(benchmark, result.timings.samples[command], row=row, command=command)
     if command == "background":
-        figures.add("background_save", result, print_rows)
+        figures.add("background_save", result, partial(print_states, TITLE))
