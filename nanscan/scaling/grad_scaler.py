@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import Any, cast
 
@@ -57,36 +58,14 @@ class GradScaler(LossScale):
     ([0.75, 0.75], 1024.0)
     """
 
-    def __init__(
-        self,
-        device: str = "cuda",
-        init_scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-        enabled: bool = True,
-        *,
-        min_scale: float = 1.0,
-        hysteresis: int = 1,
-    ) -> None:
-        super().__init__(
-            device,
-            init_scale,
-            growth_factor,
-            backoff_factor,
-            growth_interval,
-            enabled,
-            min_scale=min_scale,
-            hysteresis=hysteresis,
-        )
-        self._hinted = False
-        self._seen: weakref.WeakKeyDictionary[Any, Seen] = weakref.WeakKeyDictionary()
+    _hinted = False  # that there are no gradients
+
+    @functools.cached_property
+    def _seen(self) -> weakref.WeakKeyDictionary[Any, Seen]:
+        return weakref.WeakKeyDictionary()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_seen": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({**state, "_seen": weakref.WeakKeyDictionary()})
+        return {name: value for name, value in super().__getstate__().items() if name != "_seen"}
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide the optimizer's gradients by the loss scale, to look at them or change them before `step`.
