@@ -268,9 +268,9 @@ class GuardedOptimizer(Copies):
     def __getattr__(self, name: str) -> Any:
         if name in _NOT_FORWARDED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        if name == "_is_accelerate_prepared":  # Accelerator.prepare asks: its wrapper is to know of skipped steps
-            importlib.import_module("nanscan.integrations.accelerate")
-        return getattr(self.optimizer, name)
+        value = getattr(self.optimizer, name)
+        wrappers.notice_question(name)
+        return value
 
     def __repr__(self) -> str:
         return f"GuardedOptimizer({self.optimizer!r}, {self.policy!r})"

@@ -24,6 +24,7 @@ __all__ = [
     "dropped_microbatch",
     "group_left_out",
     "lost_eps",
+    "moves_by_itself",
     "no_gradients",
     "point_past",
     "spike",
@@ -148,6 +149,14 @@ def no_gradients(step: int) -> str:
         f"nanscan: no gradients at step {step}: none of the optimizer's parameters has a .grad, so the step changes "
         "nothing. Call backward() first, and check requires_grad and that the loss depends on these parameters. "
         "(This is said once.)"
+    )
+
+
+def moves_by_itself(name: str) -> str:
+    """On a method of the inner optimizer that changes weights and is no `step`."""
+    return (
+        f"nanscan: {name}() is the inner optimizer's own and changes weights without a look at the gradients; only "
+        "step() is guarded. If the optimizer takes a closure (SAM does), write optimizer.step(closure) instead"
     )
 
 

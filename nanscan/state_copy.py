@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from nanscan import engine
 from nanscan.engine.shards import is_dtensor, local_of
+from nanscan.engine.tensors import parts_of
 from nanscan.state_plan import SCALARS, Plan
 
 __all__ = ["StateCopy", "copy_state", "has_plain_memory", "memory_id"]
@@ -26,7 +27,8 @@ def copy_state(value: Any, into: Any = None, device: str | torch.device | None =
 
     Tensors are detached and copied, dicts, lists, tuples, deques, sets, NumPy arrays and plain objects rebuilt. Keys of
     dicts, functions, modules and other objects are kept as they are. A tensor that occurs twice occurs twice in the
-    copy, and tensors that overlap in memory still do. Of a DTensor this rank's shard is copied.
+    copy, and tensors that overlap in memory still do. Of a DTensor this rank's shard is copied, of a wrapper (quantized
+    state) the tensors inside.
 
     Args:
         value: the state; it is not changed.
@@ -113,6 +115,10 @@ class StateCopy:
         return {**vars(self), "_plan": None, "_planned": False}  # it holds the addresses of these very targets
 
 
+def _holds_others(tensor: Tensor) -> bool:
+    return is_dtensor(tensor) or parts_of(tensor) is not None
+
+
 def _without_tensors(value: Any) -> Any:
     """A copy of a value in which there is no tensor.
 
@@ -130,6 +136,7 @@ class _Layout:
     def __init__(self, value: Any, into: Any = None, device: torch.device | Place | None = None) -> None:
         self._place: Place = device if callable(device) else lambda t: t.device if device is None else device
         self._copies: dict[int, Any] = {}  # id of a source -> its copy
+        self._held: list[Any] = []  # what is known by its id only
         self._same_memory: dict[tuple[Any, ...], Tensor] = {}
         self._overlaps: dict[int, Tensor] = {}  # memory on which tensors overlap -> the copy of the whole of it
         self.sources: list[Tensor] = []
@@ -149,7 +156,7 @@ class _Layout:
         known = self._copies.get(id(value))
         if known is None:
             known = self._copies[id(value)] = self._new(value, into)
-        if isinstance(value, Tensor) and not is_dtensor(value):  # of a DTensor, its shard was met
+        if isinstance(value, Tensor) and not _holds_others(value):  # else these were met
             self.met.append(value)
             self.met_copies.append(known)
         return known
@@ -158,7 +165,10 @@ class _Layout:
         if is_dtensor(value):
             return self._sharded(value, into)
         if isinstance(value, Tensor):
-            return self._tensor(value, into if isinstance(into, Tensor) and not is_dtensor(into) else None)
+            into = into if isinstance(into, Tensor) and not is_dtensor(into) else None
+            return (
+                self._tensor(value, into) if (parts := parts_of(value)) is None else self._wrapper(value, parts, into)
+            )
         if isinstance(value, dict):
             return self._dict(value, into if isinstance(into, dict) else {})
         if isinstance(value, _LISTS):
@@ -206,6 +216,14 @@ class _Layout:
         """A DTensor around a copy of this rank's shard, which may lie on another device than the mesh."""
         shard = self._copy(local_of(source), local_of(into) if is_dtensor(into) else None)
         return type(source)(shard, source._spec, requires_grad=False)
+
+    def _wrapper(self, source: Any, parts: dict[str, Tensor], into: Any) -> Any:
+        """A wrapper, such as quantized state, around copies of the tensors inside."""
+        self._held.append(parts)
+        former = parts_of(into) if type(into) is type(source) else None
+        copies = {name: self._copy(part, (former or {}).get(name)) for name, part in parts.items()}
+        _, context = source.__tensor_flatten__()
+        return type(source).__tensor_unflatten__(copies, context, source.size(), source.stride())
 
     def _tensor(self, source: Tensor, into: Tensor | None) -> Tensor:
         memory = self._memory.get(id(source))
@@ -273,8 +291,11 @@ def _tensors(value: Any, seen: set[int]) -> Iterator[Tensor]:
     if isinstance(value, _SCALARS) or id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, Tensor):
-        yield local_of(value) if is_dtensor(value) else value
+    if is_dtensor(value):
+        yield from _tensors(local_of(value), seen)
+    elif isinstance(value, Tensor):
+        parts = parts_of(value)
+        yield from [value] if parts is None else _tensors(parts, seen)
     elif isinstance(value, dict):
         for item in value.values():
             yield from _tensors(item, seen)

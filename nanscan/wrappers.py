@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 from nanscan import messages
 
-__all__ = ["derived_kind", "forward_module", "guard_inside", "show_the_guard"]
+__all__ = ["derived_kind", "forward_module", "guard_inside", "notice_question", "show_the_guard"]
 
 _KINDS = frozenset({"LightningOptimizer", "_FabricOptimizer"})
 _OF_THE_INSTANCE = frozenset({"_optimizer", "_strategy", "_callbacks", "_on_before_step", "_on_after_step"})
 _STEP_THEMSELVES = ("DeepSpeed", "XLA")
+_MOVE_WEIGHTS = frozenset({"first_step", "second_step", "ascent_step", "descent_step", "fused_backward"})  # SAM, LOMO
+
+
+def notice_question(name: str) -> None:
+    """An attribute of the inner optimizer is asked for: act on those that say what is about to happen."""
+    if name == "_is_accelerate_prepared":  # Accelerator.prepare asks: its wrapper is to know of skipped steps
+        importlib.import_module("nanscan.integrations.accelerate")
+    elif name in _MOVE_WEIGHTS:
+        messages.warn(messages.moves_by_itself(name), UserWarning)
 
 
 def derived_kind(kind: type[Any]) -> type[Any] | None:

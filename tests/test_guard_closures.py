@@ -309,6 +309,70 @@ def test_what_an_optimizer_keeps_in_containers_beside_its_state_is_restored():
     assert inner.order[0] is weight
 
 
+class Quantized(torch.Tensor):
+    """State as torchao keeps it: a wrapper around codes and a scale, which knows few operators of PyTorch."""
+
+    @staticmethod
+    def __new__(cls, codes, scale):
+        return torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+
+    def __init__(self, codes, scale):
+        self.codes, self.scale = codes, scale
+
+    def __tensor_flatten__(self):
+        return ["codes", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, parts, context, size, stride):
+        return cls(**parts)
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, arguments=(), options=None):
+        raise NotImplementedError(f"{function} of {types}")
+
+
+class Low(torch.optim.SGD):
+    """A third-party optimizer with such a state."""
+
+    def step(self, closure=None):
+        loss = None
+        for group in self.param_groups:
+            for p in group["params"]:
+                average = self.state[p].setdefault(
+                    "average", Quantized(torch.zeros(2, dtype=torch.uint8), torch.ones(1))
+                )
+                average.codes.add_(1)
+                loss = None if closure is None else closure()
+                average.scale.mul_(p.grad.norm())
+        super().step()
+        return loss
+
+
+def test_state_in_a_wrapper_of_codes_and_scale_is_restored_and_goes_back():
+    weight = torch.nn.Parameter(torch.ones(2))
+    model = torch.nn.ParameterList([weight])
+    guarded = nanscan.wrap(Low([weight], lr=0.1), model)
+
+    def closure(value):
+        weight.grad = torch.full((2,), value)
+        return torch.tensor(1.0)
+
+    guarded.step(lambda: closure(1.0))
+    before = guarded.state[weight]["average"].codes.tolist(), guarded.state[weight]["average"].scale.tolist()
+    guarded.step(lambda: closure(NAN))
+    assert guarded.step_was_skipped
+    average = guarded.state[weight]["average"]
+    assert (type(average), average.codes.tolist(), average.scale.tolist()) == (Quantized, *before)
+    recovery = nanscan.Recovery(model, guarded)
+    average.scale.fill_(NAN)
+    closure(NAN)
+    guarded.step()
+    assert recovery.step()
+    average = guarded.state[weight]["average"]
+    assert (average.codes.tolist(), average.scale.tolist()) == before
+    assert "scale of average of '0'" in recovery.rollbacks[0].reason
+
+
 class NeverEvaluates(torch.optim.SGD):
     """A third-party optimizer that ignores its closure and uses the gradients that are there."""
 

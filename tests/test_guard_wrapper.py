@@ -87,6 +87,18 @@ def test_attributes_it_does_not_know_come_from_the_inner_optimizer():
     assert not hasattr(optimizer, "found_inf")
 
 
+def test_method_that_changes_weights_and_is_no_step_is_not_guarded_and_that_is_said():
+    class TwoCalls(torch.optim.SGD):
+        def first_step(self, zero_grad=False):
+            return "perturbed"
+
+    optimizer = nanscan.wrap(TwoCalls(make_params(), lr=0.1))
+    with pytest.warns(
+        UserWarning, match=r"first_step\(\) is the inner optimizer's own .* write optimizer.step\(closure\)"
+    ):
+        assert optimizer.first_step(zero_grad=True) == "perturbed"
+
+
 @pytest.mark.parametrize("through", ["wrapper", "inner"])
 def test_group_added_later_is_scanned_and_named(through):
     model = nn.ModuleDict({"old": nn.Linear(2, 1), "new": nn.Linear(2, 1)})

@@ -216,6 +216,16 @@ def _waited(tensor: Any) -> Any:
     return tensor.wait() if type(tensor).__name__ == "AsyncCollectiveTensor" else tensor
 
 
+def parts_of(tensor: Any) -> dict[str, Tensor] | None:
+    """The tensors inside of a wrapper that has no elements of its own (quantized state); None for any other tensor."""
+    if type(tensor) in _PLAIN_TYPES or is_dtensor(tensor) or not hasattr(tensor, "__tensor_flatten__"):
+        return None
+    if tensor.is_nested or hasattr(tensor, "to_local") or hasattr(tensor, "wait"):
+        return None
+    names, _ = tensor.__tensor_flatten__()
+    return {name: getattr(tensor, name) for name in names}
+
+
 def _only_part(tensor: Any) -> Tensor:
     """The one inner floating tensor of a wrapper subclass that has all its elements."""
     if type(tensor) is Tensor:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
 from nanscan import engine
 from nanscan.engine.shards import is_dtensor, logical_index
+from nanscan.engine.tensors import parts_of
 from nanscan.names import label_of
 from nanscan.recovery.training_state import Named, TrainingState
 from nanscan.report import Report, TensorReport
@@ -54,9 +55,21 @@ class FiniteCheck:
 
 
 def _bad_rows(named: Sequence[Named]) -> tuple[TensorReport, ...]:
+    named = [inner for item in named for inner in _inside(item)]
     scan = engine.scan([tensor for _, _, tensor in named])
     if scan.finite:
         return ()
     sharded = [row for row in scan.bad_rows() if is_dtensor(named[row.position][2])]
     places = {row.position: logical_index(named[row.position][2], row.first_bad) for row in sharded}
     return Report.from_scan(scan, [label_of(tensor, names, kind) for names, kind, tensor in named], places).bad
+
+
+def _inside(item: Named) -> Iterator[Named]:
+    """The tensors inside of a wrapper that can hold a NaN: the scale of quantized state; any other tensor itself."""
+    names, kind, tensor = item
+    parts = parts_of(tensor)
+    if parts is None:
+        yield item
+    for part, value in (parts or {}).items():
+        if value.is_floating_point():
+            yield tuple(f"{part} of {name}" for name in names), kind, value
