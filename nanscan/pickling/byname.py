@@ -16,6 +16,10 @@ __all__ = ["forget", "refused_name"]
 
 _NAME_IT = "write it as a named function at the top of a module (functools.partial binds its arguments)"
 _MOVE_IT = "move it into a module file that can be imported"
+_UNWRAP_IT = (
+    "put the decorator over the def itself, so that both have one name; or, where the wrapped function was put on an "
+    "instance (model.forward = …), take it off before saving (del model.forward) and put it on again after loading"
+)
 
 
 def refused_name(value: Any, for_process: bool = False) -> tuple[str, str, str] | None:
@@ -53,7 +57,9 @@ def _why(value: Any, error: BaseException) -> tuple[str, str]:
         return f"'{name}' is a {kind} defined{where}: nothing outside can import it", _NAME_IT
     return (
         f"'{_full(value)}' is not found by that name, or is another object ({_said(error)})",
-        "keep it under its own name at the top of its module (functools.wraps on a decorator that replaces it)",
+        _UNWRAP_IT
+        if _unwrapped(value) is not value
+        else "keep it under its own name at the top of its module (functools.wraps on a decorator that replaces it)",
     )
 
 
@@ -66,6 +72,10 @@ def _class_reason(value: type, where: str, outer: str, error: BaseException) -> 
         return (
             f"the namedtuple '{value.__name__}' is not found as '{_full(value)}'",
             "bind it at the top of a module to the name it was made with",
+        )
+    if "__members__" in vars(value) and "__entries" in vars(value):  # pybind11's
+        return f"the enumeration '{_full(value)}' is not found by that name", (
+            "keep the member's name (x.name), and look it up again by it"
         )
     return (
         f"the class '{_full(value)}' is not found by that name, or is another object: it was replaced, reloaded or "

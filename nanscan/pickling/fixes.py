@@ -14,10 +14,26 @@ from nanscan.pickling.plain_forms import plain_form
 from nanscan.pickling.restore import refuses_to_be_saved
 from nanscan.pickling.safe_globals import allowed_objects
 
-__all__ = ["BARE_STORAGE", "MEMMAP", "plain_refusal", "raised", "refined", "refused_type", "rename", "said"]
+__all__ = [
+    "BARE_STORAGE",
+    "MEMMAP",
+    "OF_A_TRANSFORM",
+    "PLAIN_TENSORS",
+    "plain_refusal",
+    "raised",
+    "refined",
+    "refused_type",
+    "rename",
+    "said",
+]
 
 _FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "lr_lambda", "_scale_fn_custom", "_anneal_func")
 MEMMAP = "what is loaded is an array in memory, without the file: keep the file's name and map it lazily"
+PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+OF_A_TRANSFORM = (
+    "a tensor of torch.vmap or torch.func (grad, jvp …) that outlived its call: it has no data of its own",
+    "keep what the transformed function returns instead of a value from inside of it",
+)
 BARE_STORAGE = (
     "plain pickle does not take a bare storage; torch.save does",
     "keep a tensor of it: torch.tensor([], dtype=torch.uint8).set_(storage)",
@@ -37,6 +53,9 @@ def refined(place: Place, reason: str, fix: str, severity: str) -> tuple[str, st
         fix = f"remove the hook (handle.remove()) before saving and register it again after loading; or {fix}"
     elif owner is not None and step[0] == "attr" and not isinstance(owner.value, torch.utils.data.DataLoader):
         reason = f"{reason} (attribute '{step[1]}' of a {type_name(owner.value)})"
+        if severity == "error" and type(owner.value) in PLAIN_TENSORS:  # nobody can give these a __getstate__
+            fix = f"delete the attribute before saving, and keep it beside the tensor, such as in a dict; or {fix}"
+            fix = fix.partition("; or drop it in __getstate__")[0]
     if ("attr", "dynamo_ctx") in around:
         fix = COMPILED.fix
     elif severity == "error" and any(_is_model(p.value) for p in list(place.upwards())[1:]):

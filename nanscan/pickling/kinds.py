@@ -102,6 +102,14 @@ _BAR = Kind(
     "drop it in __getstate__ and make it where the loop runs; keep its count if it is needed",
 )
 _PARSER = Kind("a parser holds functions of this process", "keep the arguments that it read: vars(args)")
+_OPERATOR = Kind(
+    "an operator of torch.ops is registered anew in each process",
+    "keep its name as a str, or call it from a named function at the top of a module; a module's method finds it there",
+)
+_LOGGER = Kind(
+    "a logger is saved by its name, and under this name logging finds another one",
+    "take it from logging.getLogger(name) instead of making it, and it pickles; or drop it in __getstate__",
+)
 _CONTEXT = Kind("it belongs to the context that runs now", _DROP)
 
 _FAMILIES: tuple[tuple[Kind, str], ...] = (
@@ -149,6 +157,8 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
         "_ctypes._Pointer _ctypes.CFuncPtr _ctypes.Structure _ctypes.Union _ctypes.Array _ctypes._SimpleCData "
         "ctypes.CDLL PyCapsule",
     ),
+    (_OPERATOR, "torch._ops.OperatorBase torch._ops.OpOverloadPacket torch._library.custom_ops.CustomOpDef"),
+    (_LOGGER, "logging.Logger"),
     (_HANDLER, "logging.Handler logging.handlers.QueueListener"),
     (_WRITER, "torch.utils.tensorboard.writer.SummaryWriter torch.utils.tensorboard.writer.FileWriter"),
     (_WRITER, "tensorboard.summary.writer.event_file_writer.EventFileWriter tensorboardX.writer.SummaryWriter"),

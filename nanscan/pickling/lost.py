@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ from nanscan.inner_attributes import own_attributes as dropped_by_torch
 from nanscan.pickling.parts import NEW, Saved, own_attributes
 from nanscan.pickling.trust import own_hook
 
-__all__ = ["lost_function", "lost_with", "tensor_loss"]
+__all__ = ["lost_function", "lost_with", "subclass_loss", "tensor_loss"]
 
 _KEEP = (
     "return a state too: (cls, args, self.__dict__ without what can't be saved), or name what to drop with "
@@ -127,6 +128,11 @@ def tensor_loss(value: torch.Tensor, holder: Any = None) -> Iterator[tuple[str, 
             "drop the graph",
             _computed_anew(value, holder) or "store value.detach() instead, or register_buffer it",
         )
+    elif value.is_nested and value.layout is torch.strided:
+        yield (
+            "copy.deepcopy fails on a nested tensor of this layout; torch.save and pickle work",
+            ("make it with layout=torch.jagged, which can be copied, or keep the list of tensors (value.unbind())"),
+        )
     for name in ("_backward_hooks", "_post_accumulate_grad_hooks"):
         hooks = getattr(value, name, None)
         if hooks:
@@ -134,6 +140,30 @@ def tensor_loss(value: torch.Tensor, holder: Any = None) -> Iterator[tuple[str, 
                 f"{len(hooks)} hook(s) of this tensor, registered in {name}, would not be saved",
                 "register them again after loading",
             )
+
+
+def subclass_loss(kind: type[torch.Tensor]) -> tuple[str, str] | None:
+    """(reason, fix) if `copy.deepcopy` fails on a subclass of tensors, as it does unless the class sees to it."""
+    special: Any = torch.Tensor
+    if issubclass(kind, nn.Parameter) or kind.__deepcopy__ is not special.__deepcopy__:
+        return None
+    if kind.__torch_dispatch__ is not special.__torch_dispatch__:
+        return None  # such a class makes its instances itself
+    try:
+        copy.deepcopy(torch.empty(1).as_subclass(kind))
+    except RuntimeError as error:
+        if "default implementation of __deepcopy__" not in str(error):
+            return None
+    except Exception:
+        return None  # its own code misses what an instance has
+    else:
+        return None
+    return (
+        "copy.deepcopy (as for an average of weights) fails: it gets no instance of the subclass from new_empty(); "
+        "torch.save and pickle work",
+        "give the class a __deepcopy__(self, memo), such as return self.detach().clone().as_subclass(type(self)), or "
+        "keep value.as_subclass(torch.Tensor)",
+    )
 
 
 def _computed_anew(value: torch.Tensor, holder: Any) -> str | None:

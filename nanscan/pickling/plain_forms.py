@@ -14,6 +14,7 @@ import types
 import uuid
 from argparse import Namespace
 from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,8 @@ _FORMS: tuple[tuple[tuple[type, ...], str], ...] = (
     ((np.complexfloating,), "store complex(x)"),
     ((np.str_, np.datetime64), "store str(x)"),
     ((np.bytes_,), "store bytes(x)"),
-    ((np.ndarray,), "store torch.from_numpy(x), or x.tolist()"),
+    ((np.void,), "store x.item()"),
+    ((np.ma.MaskedArray,), "store torch.from_numpy(x.data) and torch.from_numpy(np.ma.getmaskarray(x))"),
     ((np.dtype, torch.memory_format), "store str(x)"),
     (
         (np.random.RandomState,),
@@ -50,7 +52,7 @@ _FORMS: tuple[tuple[tuple[type, ...], str], ...] = (
     ((torch.nn.Parameter,), "store x.detach()"),
     ((torch.Tensor,), "store x.detach().as_subclass(torch.Tensor), without attributes of its own"),
     ((functools.partial,), "store the arguments, and the function's name as a str"),
-    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType), "store its name as a str"),
+    ((types.FunctionType, types.BuiltinFunctionType, types.MethodType, np.ufunc), "store its name as a str"),
     ((type,), "store its name as a str"),
     ((range,), "store [x.start, x.stop, x.step], or list(x)"),
     ((slice,), "store [x.start, x.stop, x.step]"),
@@ -58,9 +60,8 @@ _FORMS: tuple[tuple[tuple[type, ...], str], ...] = (
     ((deque,), "store list(x)"),
     ((array.array,), "store x.tolist()"),
     ((bytes,), "store bytearray(x)"),
-    ((int,), "store str(x), or a float"),
     ((type(...), type(NotImplemented)), "store None, or a word"),
-    ((BaseException,), "store str(x)"),
+    ((BaseException, types.GenericAlias, types.UnionType), "store str(x)"),
 )
 _BUILTIN_BASES = (dict, list, tuple, set, str, int, float, complex, bytearray)
 _OF_GLOBALS = {"builtins.frozenset": "store set(x)", "builtins.bytes": "store bytearray(x): an empty bytes is refused"}
@@ -75,30 +76,69 @@ def plain_form(value: Any) -> str:
     """
     if type(value).__module__.partition(".")[0] == "omegaconf":
         return "store OmegaConf.to_container(x, resolve=True)"
-    if issubclass(type(value), np.ndarray) and value.dtype.kind not in "biufc":
-        return "store x.astype(str).tolist()" if value.dtype.kind in "mM" else "store x.tolist()"
     for kinds, text in _FORMS:
         if issubclass(type(value), kinds):
             return text
+    if issubclass(type(value), np.ndarray):
+        return _of_array(value)
     return _by_shape(value)
+
+
+def _of_array(value: np.ndarray[Any, Any]) -> str:
+    """`torch.from_numpy` takes neither every dtype nor every layout."""
+    kind = value.dtype.kind
+    if kind in "mM":
+        return "store x.astype(str).tolist()"
+    if kind not in "biufc":
+        return "store x.tolist()"
+    if value.dtype.itemsize > (16 if kind == "c" else 8):
+        return f"store torch.from_numpy(x.astype({'complex' if kind == 'c' else 'float'}))"
+    if not value.dtype.isnative:
+        return 'store torch.from_numpy(x.astype(x.dtype.newbyteorder("="))), or x.tolist()'
+    if any(stride < 0 for stride in value.strides):
+        return "store torch.from_numpy(x.copy()), or x.tolist()"
+    return "store torch.from_numpy(x), or x.tolist()"
 
 
 def _by_shape(value: object) -> str:
     """Kinds that are known by what they offer rather than by a base class."""
-    if dataclasses.is_dataclass(type(value)):
-        return "store dataclasses.asdict(x)"
-    if issubclass(type(value), tuple) and hasattr(type(value), "_fields"):
+    kind = type(value)
+    if dataclasses.is_dataclass(kind):
+        return "store x.to_dict()" if callable(getattr(kind, "to_dict", None)) else "store dataclasses.asdict(x)"
+    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return "store tuple(x), or x._asdict()"
+    if kind is int:
+        return "store str(x), or a float"
     for base in _BUILTIN_BASES:
-        if issubclass(type(value), base):
-            exact = type(value) is base
-            return "store plain values in it only" if exact else f"store {base.__name__}(x)"
-    for method in ("model_dump", "state_dict", "to_dict", "asdict", "_asdict"):
-        if callable(getattr(type(value), method, None)):
+        if issubclass(kind, base):
+            return "store plain values in it only" if kind is base else f"store {base.__name__}(x)"
+    if callable(getattr(kind, "save_pretrained", None)):
+        return "call x.save_pretrained(folder) beside the checkpoint"
+    for method in ("model_dump", "state_dict", "to_dict", "asdict", "_asdict", "to_str"):
+        if callable(getattr(kind, method, None)):
             return f"store x.{method}()"
-    if hasattr(type(value), "__attrs_attrs__"):
+    if hasattr(kind, "__attrs_attrs__"):
         return "store attrs.asdict(x)"
-    return "store its fields as a dict of plain values, such as vars(x)"
+    return _by_protocol(kind)
+
+
+def _by_protocol(kind: type) -> str:
+    if issubclass(kind, Mapping):
+        return "store dict(x)"
+    if issubclass(kind, Iterator):
+        return "store the list that it goes over, and its position"
+    if kind.__module__ in ("typing", "ipaddress"):
+        return "store str(x)"
+    if kind.__dictoffset__:
+        return "store its fields as a dict of plain values, such as vars(x)"
+    slots = [name for base in kind.__mro__ for name in _names(vars(base).get("__slots__")) if name[:2] != "__"]
+    if slots:
+        return f"store its fields as a dict of plain values: {', '.join(slots[:4])}{' …' if slots[4:] else ''}"
+    return "leave it out, or store what it is made from as plain values"
+
+
+def _names(slots: Any) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots or ())
 
 
 def plain_form_of_global(path: str) -> str | None:

@@ -12,7 +12,18 @@ import torch
 
 from nanscan import paddle_objects
 from nanscan.pickling import byname, fleeting, light, lost, paddle_kinds, restore
-from nanscan.pickling.fixes import BARE_STORAGE, MEMMAP, plain_refusal, raised, refined, refused_type, rename, said
+from nanscan.pickling.fixes import (
+    BARE_STORAGE,
+    MEMMAP,
+    OF_A_TRANSFORM,
+    PLAIN_TENSORS,
+    plain_refusal,
+    raised,
+    refined,
+    refused_type,
+    rename,
+    said,
+)
 from nanscan.pickling.kinds import PICKLE_BUT_NO_MORE, SCRIPT, kind_of
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Part, Saved, contents, parts, saved
@@ -49,6 +60,7 @@ class Walk:
         self._made_often = 0
         self._at_fault: dict[int, list[Finding]] = {}
         self._classes: dict[int, tuple[str, str, str] | None] = {}
+        self._subclasses: set[type[torch.Tensor]] = set()
 
     def run(self, roots: Iterable[Place]) -> None:
         """Walk from the roots on."""
@@ -161,16 +173,29 @@ class Walk:
             if id(origin.value) not in self._at_fault:
                 self._report(origin, *fleeting.LOST)
             return
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            self._report(place, *OF_A_TRANSFORM)
+            return
         holder = None if place.parent is None else place.parent.value
         for reason, fix in lost.tensor_loss(value, holder):
             self._report(place, reason, fix, "loss")
         self._ask_weights_only(place)
-        if type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+        if type(value) in PLAIN_TENSORS:
             if not self._for_process:
                 for name, held in value.__dict__.items():
                     yield (("attr", name),), held
         else:
+            self._uncopyable(place, type(value))
             yield from self._object(place, value, type(value))
+
+    def _uncopyable(self, place: Place, kind: type[torch.Tensor]) -> None:
+        """Told of the first instance: a data set may hold thousands."""
+        if kind in self._subclasses or self._for_process:
+            return
+        self._subclasses.add(kind)
+        verdict = lost.subclass_loss(kind)
+        if verdict:
+            self._report(place, *verdict, "loss")
 
     def _paddle_tensor(self, place: Place, value: Any) -> None:
         error = paddle_kinds.tensor_error(value)
@@ -221,6 +246,8 @@ class Walk:
                 self._report(
                     place, f"torch.save, which uses pickle's protocol 2, fails on it ({said(error)})", plain_form(value)
                 )
+            else:
+                self._ask_weights_only(place)
             return
         self._made.append(whole)
         if paddle_objects.is_layer(value) and not any(paddle_objects.is_layer(p.value) for p in _around(place)):
