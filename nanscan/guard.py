@@ -268,9 +268,8 @@ class GuardedOptimizer(Copies):
     def __getattr__(self, name: str) -> Any:
         if name in _NOT_FORWARDED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        value = getattr(self.optimizer, name)
-        wrappers.notice_question(name)
-        return value
+        wrappers.notice_question(self.optimizer, name)
+        return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
         return f"GuardedOptimizer({self.optimizer!r}, {self.policy!r})"

@@ -17,11 +17,11 @@ _STEP_THEMSELVES = ("DeepSpeed", "XLA")
 _MOVE_WEIGHTS = frozenset({"first_step", "second_step", "ascent_step", "descent_step", "fused_backward"})  # SAM, LOMO
 
 
-def notice_question(name: str) -> None:
+def notice_question(optimizer: Any, name: str) -> None:
     """An attribute of the inner optimizer is asked for: act on those that say what is about to happen."""
     if name == "_is_accelerate_prepared":  # Accelerator.prepare asks: its wrapper is to know of skipped steps
         importlib.import_module("nanscan.integrations.accelerate")
-    elif name in _MOVE_WEIGHTS:
+    elif name in _MOVE_WEIGHTS and hasattr(optimizer, name):
         messages.warn(messages.moves_by_itself(name), UserWarning)
 
 
