@@ -11,8 +11,8 @@
 
 #include "batch_check.h"
 #include "cpu_ranges.h"
-#include "python_flag.h"
 #include "python_function.h"
+#include "python_question.h"
 #include "python_tensors.h"
 #include "scan_cpu.h"
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "python_flag.h"
+#include "python_question.h"
 #include "python_tensors.h"
 
 namespace py = pybind11;

@@ -12,12 +12,6 @@ namespace py = pybind11;
 namespace nanscan {
 namespace {
 
-// A call that may fail; the failure is forgotten.
-py::object quietly(PyObject* result) {
-  if (result == nullptr) PyErr_Clear();
-  return py::reinterpret_steal<py::object>(result);
-}
-
 struct Names {
   PyObject* touched = PyUnicode_InternFromString("touched");
   PyObject* hooks = PyUnicode_InternFromString("_backward_hooks");
@@ -62,25 +56,6 @@ struct GradientHook {
     Py_RETURN_NONE;
   }
 };
-
-Question::Question(const py::object& type, const char* name) : type_(type), name_(py::str(name)) {
-  descriptor_ = type.attr(name);
-  PyObject* found = descriptor_.ptr();
-  is_method_ = Py_IS_TYPE(found, &PyMethodDescr_Type) || PyFunction_Check(found);
-  if (Py_IS_TYPE(found, &PyGetSetDescr_Type)) getter_ = reinterpret_cast<PyGetSetDescrObject*>(found)->d_getset;
-  if (!Py_IS_TYPE(found, &PyMethodDescr_Type)) return;
-  PyMethodDef* method = reinterpret_cast<PyMethodDescrObject*>(found)->d_method;
-  if ((method->ml_flags & METH_NOARGS) != 0) method_ = method;
-}
-
-py::object Question::of(PyObject* tensor) const {
-  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) == type_.ptr()) {
-    if (getter_ != nullptr) return quietly(getter_->get(tensor, getter_->closure));
-    if (method_ != nullptr) return quietly(method_->ml_meth(tensor, nullptr));
-  }
-  py::object answer = quietly(PyObject_GetAttr(tensor, name_.ptr()));  // a subclass may have its own
-  return answer && is_method_ ? quietly(PyObject_CallNoArgs(answer.ptr())) : answer;
-}
 
 RangeMeter::RangeMeter(py::object type, py::object dict_type, py::object grad_enabled, py::object take_other)
     : type_(std::move(type)),

@@ -5,25 +5,10 @@
 #include <memory>
 #include <unordered_map>
 
-#include "python_objects.h"
+#include "python_question.h"
 #include "range_entries.h"
 
 namespace nanscan {
-
-// What a type of tensors says of one: an attribute, or a method without arguments. Found once, asked without a detour.
-class Question {
- public:
-  Question(const pybind11::object& type, const char* name);
-
-  // Null: it could not say.
-  pybind11::object of(PyObject* tensor) const;
-
- private:
-  pybind11::object type_, name_, descriptor_;
-  bool is_method_;
-  PyGetSetDef* getter_ = nullptr;
-  PyMethodDef* method_ = nullptr;
-};
 
 struct GradientHook;
 

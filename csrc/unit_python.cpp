@@ -3,6 +3,7 @@
 #include "python_batch.cpp"
 #include "python_copy.cpp"
 #include "python_layouts.cpp"
+#include "python_question.cpp"
 #include "python_ranges.cpp"
 #include "python_rebuild.cpp"
 #include "python_scan.cpp"
