@@ -155,8 +155,7 @@ class CheckpointManager:
 
         Args:
             step: how many steps were taken, at least 0. A step that was saved before is replaced.
-            model: saved without the prefixes of DataParallel, DDP and torch.compile; several as one `nn.ModuleDict`.
-                This and the others may be None: then that is not saved.
+            model: saved without the prefixes of DDP and torch.compile; several as one `nn.ModuleDict`. None is not saved.
             optimizer: also one of `nanscan.wrap`, with its counters.
             scheduler: its functions (those of a LambdaLR) are not stored, which is warned about once.
             scaler: a `torch.amp.GradScaler`.
@@ -311,8 +310,7 @@ class CheckpointManager:
 
         Newer files that are torn, changed or foreign are passed over, each with a `CheckpointWarning` that says why.
         Values are copied to where the parts have them; the optimizer's state is matched by parameter name and keeps
-        its precision, unless the parameter has another dtype now: then it follows. A file that `torch.save` wrote under
-        such a name is taken too if its dict has the parts.
+        its precision, or follows its parameter's dtype. A file of `torch.save` with these parts is taken, too.
 
         Args:
             model, optimizer, scheduler, scaler, loader: what to load into, built as before; None: not restored.
