@@ -155,7 +155,7 @@ class CheckpointManager:
 
         Args:
             step: how many steps were taken, at least 0. A step that was saved before is replaced.
-            model: saved without the prefixes of DDP and torch.compile; several as one `nn.ModuleDict`. None is not saved.
+            model: saved without prefixes of DDP and torch.compile; several as one `nn.ModuleDict`. None is not saved.
             optimizer: also one of `nanscan.wrap`, with its counters.
             scheduler: its functions (those of a LambdaLR) are not stored, which is warned about once.
             scaler: a `torch.amp.GradScaler`.
