@@ -469,3 +469,16 @@ def test_run_on_cuda_resumes_on_the_cpu_and_back(tmp_path: Path) -> None:
     CheckpointManager(tmp_path).restore(model=other.model, optimizer=other.optimizer)
     assert all(value.device.type == "cpu" for value in other.state())
     assert same(list(other.model.state_dict().values()), [v.cpu() for v in run.model.state_dict().values()])
+
+
+@pytest.mark.parametrize("path", [7, ["step-00000001.pt"], b"step-00000001.pt", ""])
+def test_a_path_that_is_none_is_refused(tmp_path: Path, path: Any) -> None:
+    with pytest.raises(TypeError, match="path must be that of a checkpoint, as in manager.checkpoints"):
+        CheckpointManager(tmp_path).restore(model=nn.Linear(1, 1), path=path)
+
+
+def test_the_folder_of_checkpoints_is_no_checkpoint(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, model=nn.Linear(1, 1))
+    with pytest.raises(CheckpointError, match=f"'{tmp_path}' is an incomplete .* Give the path of one checkpoint"):
+        CheckpointManager(tmp_path).restore(model=nn.Linear(1, 1), path=tmp_path)

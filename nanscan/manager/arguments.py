@@ -14,7 +14,7 @@ from torch import nn
 from nanscan.errors import CheckpointSystemError
 from nanscan.local_paths import refuse_other_places
 
-__all__ = ["checked_extra", "checked_folder", "checked_parts", "one_of"]
+__all__ = ["checked_extra", "checked_folder", "checked_parts", "checked_path", "one_of"]
 
 
 def checked_folder(directory: str | os.PathLike[str]) -> Path:
@@ -26,6 +26,15 @@ def checked_folder(directory: str | os.PathLike[str]) -> Path:
         text = f"cannot keep checkpoints in '{path}': it is a file; give a folder"
         raise CheckpointSystemError(errno.ENOTDIR, text, str(path))
     return path
+
+
+def checked_path(path: Any) -> Path | None:
+    """Which checkpoint to restore; None: the newest."""
+    if path is None:
+        return None
+    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
+        raise TypeError(f"path must be that of a checkpoint, as in manager.checkpoints(), got {path!r}")
+    return Path(path)
 
 
 def checked_parts(

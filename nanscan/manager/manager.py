@@ -19,7 +19,7 @@ from nanscan.checkpoint.save import save
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.manager import exits
 from nanscan.manager.apply import apply, report_differences
-from nanscan.manager.arguments import checked_extra, checked_folder, checked_parts, one_of
+from nanscan.manager.arguments import checked_extra, checked_folder, checked_parts, checked_path, one_of
 from nanscan.manager.choose import choose
 from nanscan.manager.contents import contents, unstored
 from nanscan.manager.failures import Failures, OnError
@@ -331,7 +331,7 @@ class CheckpointManager:
         self._together.find(model, optimizer)
         self._writer.wait()
         ranks = self._together.front
-        chosen = choose(self._folder, None if path is None else Path(path), parts, ranks)
+        chosen = choose(self._folder, checked_path(path), parts, ranks)
         if chosen is None:
             return None
         missing, unused = report_differences(chosen.saved, parts)

@@ -43,5 +43,8 @@ def _marker_of(entry: Entry) -> Marker:
         return read_marker(entry.path)
     except OSError as error:
         if error.errno == errno.ENOENT:
-            raise CheckpointError(f"it is incomplete: there is no {MARKER}") from None
+            raise CheckpointError(
+                f"'{entry.path}' is an incomplete checkpoint, or a folder of others: there is no {MARKER} in it. Give "
+                "the path of one checkpoint, or none for the newest of the manager's folder"
+            ) from None
         raise
