@@ -110,6 +110,14 @@ def _switch(env: Mapping[str, str], name: str) -> bool:
 def _cache_dir(env: Mapping[str, str]) -> Path:
     """The folder asked for, else ``$XDG_CACHE_HOME/nanscan``, else ``~/.cache/nanscan``."""
     if chosen := env.get("NANSCAN_CACHE_DIR", "").strip():
-        return Path(chosen).expanduser().absolute()
+        return _at_home(chosen).absolute()
     base = env.get("XDG_CACHE_HOME", "").strip() or env.get("HOME", "~").rstrip("/") + "/.cache"
-    return Path(base).expanduser() / "nanscan"
+    return _at_home(base) / "nanscan"
+
+
+def _at_home(path: str) -> Path:
+    """``path`` with ``~`` replaced; it is ``/``, as in a container, where the system does not know the user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path("/", *Path(path).parts[1:])

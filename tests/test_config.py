@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pwd
 import re
 from pathlib import Path
 
@@ -84,6 +85,18 @@ def test_the_process_environment_is_read_at_each_call(monkeypatch: pytest.Monkey
     assert load_config().engine == "reference"
     monkeypatch.setenv("NANSCAN_ENGINE", "eager")
     assert load_config().engine == "eager"
+
+
+@pytest.mark.parametrize("asked", [{}, {"NANSCAN_CACHE_DIR": "~/.cache/nanscan"}], ids=["default", "asked for"])
+def test_a_user_whom_the_system_does_not_know_and_who_has_no_home_is_no_error(
+    asked: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.delenv("HOME")
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert load_config(asked).cache_dir == Path("/.cache/nanscan")
 
 
 def _readers_of_own_variables(folder: Path) -> list[str]:
