@@ -363,3 +363,34 @@ def test_of_two_names_that_read_alike_neither_is_guessed() -> None:
     with pytest.raises(CheckpointError, match=r"missing in the checkpoint \(1\): 'weight'") as caught:
         load_model_state(nn.Linear(1, 1), state)
     assert "not in the model (2): 'module.weight', '_orig_mod.weight'" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("saved", "own"),
+    [
+        (torch.tensor([1.0, 1e6]), torch.zeros(2, dtype=torch.float16)),
+        (torch.tensor([1.0, 1e39], dtype=torch.float64), torch.zeros(2, dtype=torch.bfloat16)),
+        (torch.tensor([1, 1 << 40]), torch.zeros(2, dtype=torch.int32)),
+    ],
+)
+def test_values_beyond_the_range_of_the_models_dtype_are_refused_and_changed_by_nothing(
+    saved: Tensor, own: Tensor
+) -> None:
+    model = nn.Module()
+    model.register_buffer("scale", own)
+    with pytest.raises(
+        CheckpointError, match=r"'scale' is \w+ in the checkpoint and has 1 value\(s\) beyond the range"
+    ):
+        load_model_state(model, {"scale": saved})
+    assert not own.any()
+    with pytest.warns(CheckpointWarning, match="of another dtype"):  # what fits is rounded, as ever, and said
+        load_model_state(model, {"scale": torch.tensor([1, 7], dtype=saved.dtype)})
+    assert own.tolist() == [1, 7]
+
+
+def test_inf_in_a_mask_is_in_every_range() -> None:
+    model = nn.Module()
+    model.register_buffer("mask", torch.zeros(2, dtype=torch.float16))
+    with pytest.warns(CheckpointWarning, match="of another dtype"):
+        load_model_state(model, {"mask": torch.tensor([0.0, float("-inf")])})
+    assert model.mask.tolist() == [0.0, float("-inf")]

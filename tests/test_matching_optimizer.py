@@ -103,6 +103,22 @@ def test_parameters_in_other_groups_bring_their_state_and_options() -> None:
     assert torch.equal(new.state[model.b]["momentum_buffer"], optimizer.state[model.b]["momentum_buffer"])
 
 
+def test_groups_that_were_one_and_lose_their_difference_are_told() -> None:
+    model = Holder()
+    optimizer = torch.optim.AdamW(list(model.parameters()), weight_decay=0.01)
+    model.train_once(optimizer, 0)
+    saved, names = optimizer.state_dict(), optimizer_names(optimizer, model)
+    decayed, free = {"params": [model.a, model.b], "weight_decay": 0.1}, {"params": [model.c, model.d]}
+    new = torch.optim.AdamW([decayed, {**free, "weight_decay": 0.0}])
+    with pytest.warns(CheckpointWarning, match=r"groups 0, 1 were one .* weight_decay \(0.01\); made with 0.1, 0.0"):
+        assert load_optimizer_state(new, saved, model=model, names=names).complete
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load_optimizer_state(
+            torch.optim.AdamW([decayed, {**free, "weight_decay": 0.1}]), saved, model=model, names=names
+        )
+
+
 def test_wrapped_models_and_prefixed_names_match() -> None:
     model, optimizer = trained()
     saved, names = optimizer.state_dict(), [[f"module._orig_mod.{name}" for name in "abcd"]]

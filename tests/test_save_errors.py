@@ -170,6 +170,24 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
     assert refusal(tmp_path / "a.pt").errno == errno.EACCES
 
 
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(errno.ESTALE, "check its mount"), (errno.ENOTCONN, "check its mount"), (errno.EBUSY, "mounted by itself")],
+)
+def test_a_rename_that_a_mounted_file_system_refuses_says_what_to_do_and_leaves_the_old_file(
+    number: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    nanscan.save({"step": 1}, tmp_path / "a.pt")
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(nanscan.CheckpointError, match=words) as caught:
+        nanscan.save({"step": 2}, tmp_path / "a.pt")
+    assert isinstance(caught.value, OSError) and caught.value.errno == number
+    assert os.listdir(tmp_path) == ["a.pt"] and nanscan.load(tmp_path / "a.pt")["step"] == 1
+
+
 def test_an_unknown_number_keeps_the_systems_own_words() -> None:
     error = system.refused(OSError(errno.ENOTRECOVERABLE, "State not recoverable"), "a.pt", "save")
     assert error.errno == errno.ENOTRECOVERABLE and str(error) == "cannot save 'a.pt': state not recoverable"

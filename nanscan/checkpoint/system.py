@@ -14,7 +14,11 @@ from nanscan.foreign_files import kind_of_folder
 
 __all__ = ["full_disk_survived", "refused"]
 
+_NETWORK = "the network file system lost the file or does not answer: check its mount, then try again"
 _CURE = {
+    **dict.fromkeys((errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EREMOTEIO), _NETWORK),
+    errno.EBUSY: "it is in use, such as a file that is mounted by itself: save into a folder that is mounted",
+    errno.EXDEV: "it can't be renamed within its folder, which spans several file systems: save elsewhere",
     errno.EACCES: "permission denied: make it writable for this user, or save elsewhere",
     errno.EDQUOT: "the disk quota is exceeded: remove files of this user, or save elsewhere",
     errno.EIO: "the device reports an input/output error: it may be failing; save elsewhere and check it",

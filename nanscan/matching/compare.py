@@ -81,7 +81,29 @@ def _problem(own: Any, value: Any) -> str:
     if own.dtype != value.dtype and not torch.can_cast(value.dtype, own.dtype):
         theirs, ours = dtype_name(value.dtype), dtype_name(own.dtype)
         return f"is {theirs} in the checkpoint and {ours} in the model, which can't hold such values"
-    return ""
+    return "" if own.dtype == value.dtype else _out_of_range(own.dtype, value)
+
+
+def _out_of_range(dtype: torch.dtype, value: Tensor) -> str:
+    """Why values of a wider dtype don't fit: they would become Inf, or other integers, without a word."""
+    if value.is_meta or value.numel() == 0 or value.layout is not torch.strided or dtype is torch.bool:
+        return ""
+    value = value.detach()
+    info = torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
+    if value.dtype.is_floating_point and info.max > 0.99 * torch.finfo(value.dtype).max:
+        return ""  # bfloat16 reaches as far as float32
+    small = value.to(dtype)
+    lost = small.to(value.dtype) != value if isinstance(info, torch.iinfo) else ~_finite(small) & _finite(value)
+    if not bool(lost.any()):
+        return ""
+    return (
+        f"is {dtype_name(value.dtype)} in the checkpoint and has {int(lost.sum())} value(s) beyond the range of "
+        f"{dtype_name(dtype)}, which the model has (up to {float(info.max):.3g})"
+    )
+
+
+def _finite(value: Tensor) -> Tensor:
+    return torch.isfinite(value if value.element_size() > 1 else value.float())
 
 
 def _contradictions(

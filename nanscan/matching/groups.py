@@ -29,6 +29,7 @@ def matched_groups(
     group_of = {key: number for number, group in enumerate(saved) for key in group["params"]}
     groups: list[dict[str, Any]] = []
     notes: list[str] = []
+    parts: dict[int, list[int]] = {}
     first = 0
     for number, group in enumerate(own):
         places = list(range(first, first + len(group["params"])))
@@ -36,13 +37,30 @@ def matched_groups(
         sources = Counter(group_of[pairs[place]] for place in places if place in pairs)
         if not sources and not places and len(own) == len(saved):
             sources[number] += 1
+        if len(sources) == 1:
+            parts.setdefault(next(iter(sources)), []).append(number)
         options = _merged(number, [saved[i] for i, _ in sources.most_common()], notes)
         if not sources:
             notes.append(f"group {number} keeps its options: none of its parameters is in the checkpoint")
         notes += _strangers(number, group, options)
         groups.append({**group, **{key: _like(value, group.get(key)) for key, value in options.items()}})
         groups[-1]["params"] = places
+    for source, numbers in parts.items():
+        notes += _levelled(numbers, [own[number] for number in numbers], saved[source])
     return groups, notes
+
+
+def _levelled(numbers: Sequence[int], own: Sequence[Mapping[str, Any]], saved: Mapping[str, Any]) -> list[str]:
+    """Notes on options in which groups differ that were one group: all of them get its value."""
+    notes = []
+    for key in own[0].keys() & saved.keys() - {*_NO_OPTIONS, *_SCHEDULERS}:
+        values = [group.get(key) for group in own]
+        if any(not _same(values[0], value) for value in values[1:]):
+            notes.append(
+                f"groups {', '.join(map(str, numbers))} were one group in the checkpoint and get its {key} "
+                f"({saved[key]!r}); made with {', '.join(map(repr, values))}: set it anew where the difference is meant"
+            )
+    return sorted(notes)
 
 
 def _merged(number: int, sources: Sequence[Mapping[str, Any]], notes: list[str]) -> dict[str, Any]:
