@@ -136,8 +136,51 @@ def test_a_subclass_of_tensors_that_can_not_be_copied_is_a_loss_told_once() -> N
     assert find_unpicklable(model) == [] and type(copy.deepcopy(model).images[0]) is Copyable  # type: ignore[index]
 
 
+class Sharded(nn.Parameter):
+    pass
+
+
+def test_a_subclass_of_parameters_is_loaded_as_a_parameter_and_this_is_a_loss() -> None:
+    model = nn.Linear(2, 2)
+    model.weight = Sharded(torch.ones(2, 2))
+    assert type(pickle.loads(pickle.dumps(model)).weight) is nn.Parameter
+    for for_process in (False, True):  # its data belong to it: nothing is lost on the way
+        (problem,) = find_unpicklable(model, for_process=for_process)
+        assert problem.path == "model.weight" and problem.severity == "loss" and "torch.nn.Parameter" in problem.reason
+    assert find_unpicklable(nn.LazyLinear(2)) == []
+
+
+def test_the_class_of_a_tensor_must_be_found_like_any_other() -> None:
+    class Local(torch.Tensor):
+        pass
+
+    batch = {"x": torch.ones(2).as_subclass(Local)}
+    with pytest.raises(AttributeError, match="local object"):
+        pickle.dumps(batch)
+    for for_process in (False, True):
+        (problem,) = find_unpicklable(batch, for_process=for_process)
+        assert problem.path == 'batch["x"]' and problem.severity == "error" and "local class" in problem.reason
+
+
+def test_to_another_process_a_subclass_with_a_graph_goes_without_it() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    for value, severity in (((weight * 2).as_subclass(Tagged), "loss"), (weight * 2, "error")):
+        (problem,) = find_unpicklable({"x": value}, for_process=True)
+        assert problem.severity == severity and "graph" in problem.reason
+
+
+def test_a_tensor_of_onednn_can_not_be_saved() -> None:
+    value = torch.ones(2, 2).to_mkldnn()
+    with pytest.raises(NotImplementedError):
+        pickle.dumps(value)
+    (problem,) = find_unpicklable({"x": value})
+    assert problem.severity == "error" and "to_dense()" in problem.fix
+    assert find_unpicklable({"x": value.to_dense()}) == []
+
+
 def test_a_nested_tensor_that_can_not_be_copied_is_a_loss() -> None:
     rows = [torch.ones(2), torch.ones(3)]
     (problem,) = find_unpicklable({"x": torch.nested.nested_tensor(rows)})
     assert problem.severity == "loss" and "torch.jagged" in problem.fix
     assert find_unpicklable({"x": torch.nested.nested_tensor(rows, layout=torch.jagged)}) == []
+    assert find_unpicklable({"x": torch.nested.nested_tensor(rows)}, for_process=True) == []

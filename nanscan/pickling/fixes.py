@@ -17,7 +17,6 @@ from nanscan.pickling.safe_globals import allowed_objects
 __all__ = [
     "BARE_STORAGE",
     "MEMMAP",
-    "OF_A_TRANSFORM",
     "PLAIN_TENSORS",
     "plain_refusal",
     "raised",
@@ -25,15 +24,13 @@ __all__ = [
     "refused_type",
     "rename",
     "said",
+    "without_data",
 ]
 
 _FUNCTIONS_OF_SCHEDULERS = ("lr_lambdas", "lr_lambda", "_scale_fn_custom", "_anneal_func")
 MEMMAP = "what is loaded is an array in memory, without the file: keep the file's name and map it lazily"
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
-OF_A_TRANSFORM = (
-    "a tensor of torch.vmap or torch.func (grad, jvp …) that outlived its call: it has no data of its own",
-    "keep what the transformed function returns instead of a value from inside of it",
-)
+_special: Any = torch  # these are not typed
 BARE_STORAGE = (
     "plain pickle does not take a bare storage; torch.save does",
     "keep a tensor of it: torch.tensor([], dtype=torch.uint8).set_(storage)",
@@ -62,6 +59,17 @@ def refined(place: Place, reason: str, fix: str, severity: str) -> tuple[str, st
         holds = "holds its tensors" if _is_model(place.value) else "does not hold it"
         fix = f"{fix}; the model's state_dict() {holds} and can be saved"
     return reason, fix
+
+
+def without_data(value: torch.Tensor) -> tuple[str, str] | None:
+    """(reason, fix) of a tensor whose data nobody can take hold of."""
+    if _special._C._functorch.is_functorch_wrapped_tensor(value):
+        return "a tensor of torch.vmap or torch.func (grad, jvp …) that outlived its call: it has no data of its own", (
+            "keep what the transformed function returns instead of a value from inside of it"
+        )
+    if value.layout is _special._mkldnn:
+        return "a tensor in the layout of oneDNN, whose data can't be reached", "keep value.to_dense()"
+    return None
 
 
 def rename(value: Any) -> str:

@@ -35,7 +35,14 @@ def is_lost_on_the_way(place: Place, table: Any) -> bool:
     maker = next(p for p in place.upwards() if p.made < place.made)
     with spawning(True):
         again = saved(maker.value, table)
-    return isinstance(again, str) or not any(held is tensor for held in _tensors(again))
+    return isinstance(again, str) or not any(_same_memory(held, tensor) for held in _tensors(again))
+
+
+def _same_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether the memory is somebody's: another tensor over it, as `parameter.data`, keeps it alive."""
+    if a is b:
+        return True
+    return a.layout is torch.strided and a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
 
 
 def _tensors(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:

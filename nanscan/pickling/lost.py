@@ -118,7 +118,7 @@ def _has_tensor(value: Any, depth: int = 5) -> bool:
     return kind is bytes and len(value) > 64  # the object's own serialization
 
 
-def tensor_loss(value: torch.Tensor, holder: Any = None) -> Iterator[tuple[str, str]]:
+def tensor_loss(value: torch.Tensor, holder: Any = None, for_process: bool = False) -> Iterator[tuple[str, str]]:
     """(reason, fix) of what a tensor, an attribute of `holder`, does not take along."""
     if value.requires_grad and not value.is_leaf:
         node = value.grad_fn
@@ -128,7 +128,7 @@ def tensor_loss(value: torch.Tensor, holder: Any = None) -> Iterator[tuple[str, 
             "drop the graph",
             _computed_anew(value, holder) or "store value.detach() instead, or register_buffer it",
         )
-    elif value.is_nested and value.layout is torch.strided:
+    elif value.is_nested and value.layout is torch.strided and not for_process:
         yield (
             "copy.deepcopy fails on a nested tensor of this layout; torch.save and pickle work",
             ("make it with layout=torch.jagged, which can be copied, or keep the list of tensors (value.unbind())"),
@@ -142,10 +142,28 @@ def tensor_loss(value: torch.Tensor, holder: Any = None) -> Iterator[tuple[str, 
             )
 
 
-def subclass_loss(kind: type[torch.Tensor]) -> tuple[str, str] | None:
-    """(reason, fix) if `copy.deepcopy` fails on a subclass of tensors, as it does unless the class sees to it."""
+def subclass_loss(kind: type[torch.Tensor], for_process: bool) -> tuple[str, str] | None:
+    """(reason, fix) of what all instances of a subclass of tensors lose."""
+    if issubclass(kind, nn.Parameter):
+        return _as_parameter(kind)
+    return None if for_process else _fails_to_copy(kind)
+
+
+def _as_parameter(kind: type[nn.Parameter]) -> tuple[str, str] | None:
+    if kind.__reduce_ex__ is not nn.Parameter.__reduce_ex__:
+        return None
+    return (
+        f"it loads as a torch.nn.Parameter, not as {kind.__name__}: PyTorch saves the data of a parameter without its "
+        "class (copy.deepcopy keeps it)",
+        "save the model's state_dict() and load it into a model that the program makes anew, or give the class a "
+        "__reduce_ex__ of its own",
+    )
+
+
+def _fails_to_copy(kind: type[torch.Tensor]) -> tuple[str, str] | None:
+    """`copy.deepcopy` gives up on a subclass unless the class sees to it."""
     special: Any = torch.Tensor
-    if issubclass(kind, nn.Parameter) or kind.__deepcopy__ is not special.__deepcopy__:
+    if kind.__deepcopy__ is not special.__deepcopy__:
         return None
     if kind.__torch_dispatch__ is not special.__torch_dispatch__:
         return None  # such a class makes its instances itself

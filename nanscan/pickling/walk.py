@@ -15,7 +15,6 @@ from nanscan.pickling import byname, fleeting, light, lost, paddle_kinds, restor
 from nanscan.pickling.fixes import (
     BARE_STORAGE,
     MEMMAP,
-    OF_A_TRANSFORM,
     PLAIN_TENSORS,
     plain_refusal,
     raised,
@@ -23,6 +22,7 @@ from nanscan.pickling.fixes import (
     refused_type,
     rename,
     said,
+    without_data,
 )
 from nanscan.pickling.kinds import PICKLE_BUT_NO_MORE, SCRIPT, kind_of
 from nanscan.pickling.naming import type_name
@@ -159,7 +159,7 @@ class Walk:
             )
 
     def _tensor(self, place: Place, value: torch.Tensor) -> Iterator[Part]:
-        if self._for_process and value.requires_grad and not value.is_leaf:
+        if self._for_process and value.requires_grad and not value.is_leaf and type(value) in self._table:
             grad = value.grad_fn and value.grad_fn.name()
             self._report(
                 place,
@@ -173,11 +173,12 @@ class Walk:
             if id(origin.value) not in self._at_fault:
                 self._report(origin, *fleeting.LOST)
             return
-        if torch._C._functorch.is_functorch_wrapped_tensor(value):
-            self._report(place, *OF_A_TRANSFORM)
+        opaque = without_data(value)
+        if opaque:
+            self._report(place, *opaque)
             return
         holder = None if place.parent is None else place.parent.value
-        for reason, fix in lost.tensor_loss(value, holder):
+        for reason, fix in lost.tensor_loss(value, holder, self._for_process):
             self._report(place, reason, fix, "loss")
         self._ask_weights_only(place)
         if type(value) in PLAIN_TENSORS:
@@ -185,17 +186,19 @@ class Walk:
                 for name, held in value.__dict__.items():
                     yield (("attr", name),), held
         else:
-            self._uncopyable(place, type(value))
+            self._subclass(place, type(value))
             yield from self._object(place, value, type(value))
 
-    def _uncopyable(self, place: Place, kind: type[torch.Tensor]) -> None:
-        """Told of the first instance: a data set may hold thousands."""
-        if kind in self._subclasses or self._for_process:
-            return
-        self._subclasses.add(kind)
-        verdict = lost.subclass_loss(kind)
+    def _subclass(self, place: Place, kind: type[torch.Tensor]) -> None:
+        """Told of the first instance, where all of a class have it: a data set may hold thousands."""
+        verdict = None if issubclass(kind, torch.nn.Parameter) else byname.refused_name(kind, self._for_process)
         if verdict:
-            self._report(place, *verdict, "loss")
+            self._report(place, *verdict)
+        elif kind not in self._subclasses:
+            self._subclasses.add(kind)
+            loss = lost.subclass_loss(kind, self._for_process)
+            if loss:
+                self._report(place, *loss, "loss")
 
     def _paddle_tensor(self, place: Place, value: Any) -> None:
         error = paddle_kinds.tensor_error(value)
