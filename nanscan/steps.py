@@ -27,7 +27,7 @@ from nanscan.policy import Action, Policy
 from nanscan.report import Label, StepReport
 from nanscan.scaling.judge import dead_scale
 from nanscan.scaling.scaled_step import ScaledStep
-from nanscan.scaling.torchs_scaler import note_nothing_to_check
+from nanscan.scaling.torchs_scaler import handed_over
 from nanscan.state_making import only_makes_state
 
 if TYPE_CHECKING:
@@ -154,9 +154,7 @@ class GuardedSteps(DeferredSteps):
             if "found_inf" in self.__dict__:
                 raise RuntimeError("a closure can't be used with a GradScaler: call scaler.step(optimizer) without one")
             return step_with_closure(self, closure, kwargs)
-        scale, found_inf = self.__dict__.get("grad_scale"), self.__dict__.get("found_inf")
-        if found_inf is not None and not isinstance(found_inf, Tensor):  # the sum of no flags
-            note_nothing_to_check()
+        scale, found_inf = handed_over(self)
         try:
             if only_makes_state(self.optimizer):
                 return self.inner_step(kwargs)

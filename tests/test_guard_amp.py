@@ -248,3 +248,31 @@ def test_autocast_training_with_a_fault_goes_on():
     assert [r.step for r in optimizer.history if r.skipped] == [7, 8, 30]
     assert scaler.get_scale() == 2.0**7
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("kind", [torch.amp.GradScaler, nanscan.GradScaler])
+@every_maker
+def test_gradients_that_were_unscaled_through_the_inner_optimizer_are_not_unscaled_again(make, kind):
+    weight, optimizer, _ = setup(make, clip_norm=100.0)
+    scaler = kind("cpu", init_scale=1024.0)
+    scaler.scale((weight * torch.tensor([3.0, 4.0])).sum()).backward()
+    scaler.unscale_(optimizer.optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert (optimizer.last_report.norm, weight.grad.tolist(), scaler.get_scale()) == (5.0, [3.0, 4.0], 1024.0)
+    scaler.scale((weight * torch.tensor([INF, 4.0])).sum()).backward()
+    scaler.unscale_(optimizer.optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+    assert (optimizer.skipped_steps, scaler.get_scale()) == (1, 512.0)
+
+
+def test_inner_optimizer_that_steps_after_its_guard_was_unscaled_is_not_unscaled_again():
+    weight, optimizer, _ = setup(MAKERS["foreach"])
+    scaler = nanscan.GradScaler("cpu", init_scale=1024.0)
+    scaler.scale((weight * torch.tensor([3.0, 4.0])).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer.optimizer)
+    with pytest.raises(RuntimeError, match="step\\(\\) has already been called"):
+        scaler.step(optimizer)
+    assert weight.tolist() == [-2.0, -2.0]

@@ -79,7 +79,7 @@ class GradScaler(LossScale):
         if not self._enabled:
             return
         self._check_scaled("unscale_")
-        stage = self._per_optimizer_states[id(optimizer)]["stage"]
+        stage = self._state_of(optimizer)["stage"]
         if stage is OptState.UNSCALED:
             raise misuse.unscaled_twice()
         if stage is OptState.STEPPED:
@@ -109,7 +109,7 @@ class GradScaler(LossScale):
             or isinstance(inner, torch.optim.LBFGS)
         ):
             raise misuse.closure_given()
-        state = self._per_optimizer_states[id(optimizer)]
+        state = self._state_of(optimizer)
         if state["stage"] is OptState.STEPPED:
             raise misuse.stepped_twice()
         if isinstance(optimizer, GuardedOptimizer):
@@ -118,6 +118,13 @@ class GradScaler(LossScale):
             result = self._bare_step(optimizer, scale, state, kwargs)
         state["stage"] = OptState.STEPPED
         return cast("float | None", result)
+
+    def _state_of(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+        """The state of an optimizer; a guard and the optimizer inside have one, whichever of them is named."""
+        states = self._per_optimizer_states
+        if isinstance(optimizer, GuardedOptimizer) and id(optimizer) not in states:
+            states[id(optimizer)] = states[id(optimizer.optimizer)]
+        return states[id(optimizer)]
 
     def _guarded_step(
         self, optimizer: GuardedOptimizer, scale: Tensor, state: dict[str, Any], kwargs: dict[str, Any]

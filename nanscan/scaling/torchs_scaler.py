@@ -3,22 +3,42 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
+from torch import Tensor
+from torch.amp.grad_scaler import OptState
 
-__all__ = ["note_nothing_to_check"]
+__all__ = ["handed_over"]
 
 
-def note_nothing_to_check() -> None:
-    """Let the scaler that is making this step know that no gradient is there, which is no overflow.
+def handed_over(guard: Any) -> tuple[Tensor | None, Any]:
+    """The loss scale and the flag that a scaler has given to a guarded optimizer for this step.
 
-    It has recorded no check then, and its `update()` would fail for that. It is found on the stack.
+    Returns:
+        The scale by which the gradients are still multiplied, None if they are not; and what was found, a tensor, 0
+        where there was nothing to check, None without a scaler.
     """
-    frame = sys._getframe(1).f_back
+    own = vars(guard)
+    scale, found_inf = own.get("grad_scale"), own.get("found_inf")
+    if found_inf is None or guard.scaled_step is not None:  # a nanscan.GradScaler knows all this
+        return scale, found_inf
+    scaler, optimizer = _on_the_stack()
+    if scaler is None:
+        return scale, found_inf
+    if not isinstance(found_inf, Tensor):  # the sum of no flags: update() would fail for that, though it is no overflow
+        device = scaler._scale.device
+        scaler._found_inf_per_device(optimizer).setdefault(device, torch.zeros((), device=device))
+    inside = id(guard.optimizer)
+    if inside in scaler._per_optimizer_states:  # unscale_() was given the optimizer that is inside the guard
+        stage = scaler._per_optimizer_states[inside]["stage"]
+        scale = None if stage is OptState.UNSCALED else scale
+    return scale, found_inf
+
+
+def _on_the_stack() -> tuple[Any, Any]:
+    """The scaler that is making this step, and what it steps; None and None if nobody is."""
+    frame = sys._getframe(2).f_back
     while frame is not None and frame.f_code is not torch.amp.GradScaler.step.__code__:
         frame = frame.f_back
-    if frame is None:
-        return
-    scaler, optimizer = frame.f_locals["self"], frame.f_locals["optimizer"]
-    device = scaler._scale.device
-    scaler._found_inf_per_device(optimizer).setdefault(device, torch.zeros((), device=device))
+    return (None, None) if frame is None else (frame.f_locals["self"], frame.f_locals["optimizer"])
