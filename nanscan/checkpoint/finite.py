@@ -12,10 +12,10 @@ from nanscan.checkpoint.tensors import Found
 from nanscan.engine.result import BadInput
 from nanscan.engine.tensors import resolve
 from nanscan.errors import NonFiniteError
-from nanscan.report import Report
+from nanscan.report import Report, TensorReport
 from nanscan.scanning import scan
 
-__all__ = ["MODES", "check_finite_state"]
+__all__ = ["MODES", "check_finite_state", "nan_in"]
 
 MODES: tuple[Any, ...] = (True, False, "nan")
 _PLAIN = frozenset({Tensor, nn.Parameter})
@@ -39,12 +39,10 @@ def check_finite_state(found: Sequence[Found], path: str, mode: bool | str) -> N
     """
     if mode is False or _all_finite(found):
         return
-    floats = {item.label: item.tensor for item in found if _may_hold_nan(item.tensor)}
-    report = _scan(floats)
-    bad = [row for row in report.bad if row.nan_count or mode is True] if not report.finite else []
+    report, bad = _bad(found, mode)
     if not bad:
         return
-    listed = "; ".join(row.describe() for row in bad[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "")
+    listed = _listed(bad)
     inf = "" if mode == "nan" else ', or check_finite="nan" if the Inf is meant (masks)'
     only_running = all(_is_running(row.name) for row in bad)
     way_out = _RUNNING if only_running else "A file that was there is untouched; go back to it."
@@ -52,6 +50,20 @@ def check_finite_state(found: Sequence[Found], path: str, mode: bool | str) -> N
         f"not saved to {path!r}: {listed}. {way_out} To save this state nevertheless, give check_finite=False{inf}.",
         report,
     )
+
+
+def nan_in(found: Sequence[Found]) -> str:
+    """The tensors that hold a NaN, a few words each; "" if none does."""
+    return "" if _all_finite(found) else _listed(_bad(found, "nan")[1])
+
+
+def _bad(found: Sequence[Found], mode: bool | str) -> tuple[Report, list[TensorReport]]:
+    report = _scan({item.label: item.tensor for item in found if _may_hold_nan(item.tensor)})
+    return report, [row for row in report.bad if row.nan_count or mode is True] if not report.finite else []
+
+
+def _listed(bad: Sequence[TensorReport]) -> str:
+    return "; ".join(row.describe() for row in bad[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "")
 
 
 def _is_running(name: str) -> bool:

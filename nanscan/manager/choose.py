@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from nanscan import messages
+from nanscan.checkpoint.finite import nan_in
 from nanscan.checkpoint.load import load
+from nanscan.checkpoint.tensors import tensors_in
 from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
 from nanscan.manager.contents import FORMAT, PARTS, VERSION
 from nanscan.manager.folder import Entry, Folder
@@ -38,7 +40,9 @@ class Unusable(Exception):
     """Why a file that can be read is no checkpoint to restore from."""
 
 
-def choose(folder: Folder, only: Path | None, parts: Mapping[str, Any], ranks: Ranks) -> Chosen | None:
+def choose(
+    folder: Folder, only: Path | None, parts: Mapping[str, Any], ranks: Ranks, check: bool = True
+) -> Chosen | None:
     """The newest usable checkpoint, read into host memory (shards where the run has them); None if there is none.
 
     Args:
@@ -46,6 +50,7 @@ def choose(folder: Folder, only: Path | None, parts: Mapping[str, Any], ranks: R
         only: take this one or none.
         parts: what is to be restored, by name; with a model, a checkpoint without a model's state is of no use.
         ranks: who restores; all take the same one.
+        check: a file of others with a NaN in its weights or its optimizer's state is of no use.
 
     Raises:
         CorruptCheckpoint: there are checkpoints, and not one of them is usable; lists each with its reason.
@@ -55,7 +60,7 @@ def choose(folder: Folder, only: Path | None, parts: Mapping[str, Any], ranks: R
     for entry in entries:
         _pass_incomplete(passed, incomplete, entry.step)
         try:
-            return Chosen(entry.path, _read(entry, parts, ranks, only is not None), tuple(passed))
+            return Chosen(entry.path, _read(entry, parts, ranks, only is not None, check), tuple(passed))
         except RanksLost:
             raise
         except (CheckpointError, OSError, Unusable) as error:
@@ -73,7 +78,8 @@ def choose(folder: Folder, only: Path | None, parts: Mapping[str, Any], ranks: R
         if only is not None:
             raise CorruptCheckpoint(f"'{only}' can't be used; nothing was restored: {passed[-1].reason}")
         raise CorruptCheckpoint(_nothing_usable(folder.path, passed))
-    return choose(folder, None, parts, ranks) if ranks.by_first(folder.entries, "which checkpoints there are") else None
+    there = ranks.by_first(folder.entries, "which checkpoints there are")
+    return choose(folder, None, parts, ranks, check) if there else None
 
 
 def _pass_incomplete(passed: list[PassedOver], incomplete: list[Entry], step: int) -> None:
@@ -84,13 +90,13 @@ def _pass_incomplete(passed: list[PassedOver], incomplete: list[Entry], step: in
         _warn(passed[-1])
 
 
-def _read(entry: Entry, parts: Mapping[str, Any], ranks: Ranks, named: bool) -> dict[str, Any]:
+def _read(entry: Entry, parts: Mapping[str, Any], ranks: Ranks, named: bool, check: bool) -> dict[str, Any]:
     """A checkpoint's dict on every rank, or the same error on all."""
     kept: list[dict[str, Any]] = []
     if ranks.by_first(lambda: entry.is_sharded, "what kind of checkpoint it is"):
         kept.append(read_sharded(entry, parts, ranks))
     else:
-        ranks.together(lambda: kept.append(_read_file(entry, named)), "what was read")
+        ranks.together(lambda: kept.append(_read_file(entry, named, check)), "what was read")
         kept[0] = laid_out(own_part(kept[0], ranks), parts)
     if parts.get("model") is not None and "model" not in kept[0]:
         has = ", ".join(map(repr, kept[0]))
@@ -98,11 +104,24 @@ def _read(entry: Entry, parts: Mapping[str, Any], ranks: Ranks, named: bool) -> 
     return kept[0]
 
 
-def _read_file(entry: Entry, named: bool) -> dict[str, Any]:
+def _read_file(entry: Entry, named: bool, check: bool) -> dict[str, Any]:
     saved = load(entry.path, map_location="cpu")
     if not isinstance(saved, dict):
         raise Unusable(f"it holds a {type(saved).__name__}, not the dict of a checkpoint")
-    return _unified(saved, entry.step, named)
+    found = _unified(saved, entry.step, named)
+    if check and saved.get("format") != FORMAT:  # the manager's own were looked at before they were written
+        _judge_values(entry, found, named)
+    return found
+
+
+def _judge_values(entry: Entry, found: Mapping[str, Any], named: bool) -> None:
+    bad = nan_in(tensors_in({name: found[name] for name in ("model", "optimizer") if name in found}))
+    if bad and not named:
+        raise Unusable(
+            f"it was saved after the run had diverged: {bad}. CheckpointManager(check_finite=False) takes it"
+        )
+    if bad:
+        messages.warn(f"nanscan: '{entry.path}' holds NaN, and is restored as it was named: {bad}", CheckpointWarning)
 
 
 def _unified(saved: Mapping[Any, Any], step: int, named: bool) -> dict[str, Any]:

@@ -308,7 +308,7 @@ class CheckpointManager:
     ) -> Restored | None:
         """Resume from the newest checkpoint that verifies: all parts, then the random state. All of it, or nothing.
 
-        Newer files that are torn, changed or foreign are passed over, each with a `CheckpointWarning` that says why.
+        Newer files that are torn, changed, foreign or full of NaN are passed over, each with a `CheckpointWarning`.
         Values are copied to where the parts have them; the optimizer's state is matched by parameter name and keeps
         its precision, or follows its parameter's dtype. A file of `torch.save` with these parts is taken, too.
 
@@ -331,7 +331,7 @@ class CheckpointManager:
         self._together.find(model, optimizer)
         self._writer.wait()
         ranks = self._together.front
-        chosen = choose(self._folder, checked_path(path), parts, ranks)
+        chosen = choose(self._folder, checked_path(path), parts, ranks, self._check_finite is not False)
         if chosen is None:
             return None
         missing, unused = report_differences(chosen.saved, parts)
