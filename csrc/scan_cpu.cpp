@@ -114,19 +114,26 @@ void scan_serial(const std::vector<Entry>& entries, const Layouts& layouts, size
   }
 }
 
-// Several threads take runs of chunks from one counter; each chunk's answer has its own place.
+// Several threads take runs of chunks from one counter; each chunk's answer has its own place. A run is a part of what
+// is left, so that the first ones are long (what neighbours share is not carried between cores) and the last ones
+// short (all threads end together).
 struct ParallelRead {
   const std::vector<Entry>& entries;
   const Layouts& layouts;
   std::vector<Partial>& partials;
   std::vector<ExactRecord>& exacts;
-  uint32_t chunks, run;
+  uint32_t chunks, parts;
   std::atomic<uint32_t> next{0};
   std::mutex lock;
 
   void work() {
     DenormalGuard denormals;
-    for (uint32_t begin; (begin = next.fetch_add(run)) < chunks;) read_run(begin, std::min(begin + run, chunks));
+    for (uint32_t begin = next.load(); begin < chunks;) {
+      const uint32_t end = begin + std::max(1u, (chunks - begin) / parts);
+      if (!next.compare_exchange_weak(begin, end)) continue;
+      read_run(begin, end);
+      begin = next.load();
+    }
   }
 
   void read_run(uint32_t begin, uint32_t end) {
@@ -158,8 +165,7 @@ void scan_parallel(const std::vector<Entry>& entries, const Layouts& layouts, ui
                    size_t counted, CpuScan& out) {
   scratch.partials.resize(chunks);
   scratch.exacts.clear();
-  ParallelRead read{entries, layouts, scratch.partials, scratch.exacts, chunks, std::max(1u, chunks / (threads * 64u)),
-                    {},      {}};
+  ParallelRead read{entries, layouts, scratch.partials, scratch.exacts, chunks, threads * 4u, {}, {}};
   run_on_threads(threads, [](void* self) { static_cast<ParallelRead*>(self)->work(); }, &read);
   std::sort(scratch.exacts.begin(), scratch.exacts.end(),
             [](const ExactRecord& a, const ExactRecord& b) { return a.chunk < b.chunk; });
