@@ -66,15 +66,22 @@ def params_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def nested_optimizers(optimizer: torch.optim.Optimizer) -> list[torch.optim.Optimizer]:
-    """`optimizer` and every optimizer it holds as an attribute, such as the base optimizer of SAM."""
+    """`optimizer` and every optimizer it holds: the base optimizer of SAM, a list of one optimizer for each layer."""
     found: list[torch.optim.Optimizer] = []
     todo = [optimizer]
     while todo:
         part = todo.pop()
         if all(part is not other for other in found):
             found.append(part)
-            todo += [value for value in vars(part).values() if isinstance(value, torch.optim.Optimizer)]
+            todo += [other for value in vars(part).values() for other in _optimizers_in(value)]
     return found
+
+
+def _optimizers_in(value: Any) -> list[torch.optim.Optimizer]:
+    if isinstance(value, torch.optim.Optimizer):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [item for item in items if isinstance(item, torch.optim.Optimizer)]
 
 
 def optimizer_content(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
@@ -84,7 +91,7 @@ def optimizer_content(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
             "state": dict(part.state),
             "groups": [{key: value for key, value in group.items() if key != "params"} for group in part.param_groups],
             "attributes": _attributes(part),
-            "names": frozenset(vars(part)),
+            "names": tuple(vars(part)),
         }
         for part in nested_optimizers(optimizer)
     ]
@@ -123,9 +130,9 @@ def put_back(optimizer: torch.optim.Optimizer, content: list[dict[str, Any]]) ->
         _put_attributes_back(part, saved["attributes"], saved["names"])
 
 
-def _put_attributes_back(part: torch.optim.Optimizer, saved: dict[str, Any], names: frozenset[str]) -> None:
+def _put_attributes_back(part: torch.optim.Optimizer, saved: dict[str, Any], names: tuple[str, ...]) -> None:
     own = vars(part)
-    for name in _attributes(part).keys() - names:  # such as a flag which says that something was made ready
+    for name in _attributes(part).keys() - set(names):  # such as a flag which says that something was made ready
         del own[name]
     for name, value in saved.items():
         present: Any = own.get(name)

@@ -242,6 +242,41 @@ def test_state_of_a_base_optimizer_that_stepped_already_is_restored():
     assert (bits(weight), bits(guarded.optimizer.base.state_dict())) == before
 
 
+class OnePerLayer(torch.optim.Optimizer):
+    """A third-party optimizer that holds a list of optimizers and steps with them before it evaluates again."""
+
+    def __init__(self, params, **options):
+        super().__init__(params, options)
+        self.parts = [torch.optim.Adam([p], **options) for group in self.param_groups for p in group["params"]]
+
+    def step(self, closure=None):
+        for part in self.parts:
+            part.step()
+        return None if closure is None else closure()
+
+
+def test_state_of_optimizers_in_a_list_is_restored_and_goes_back():
+    model = torch.nn.Linear(1, 1)
+    guarded = nanscan.wrap(OnePerLayer(model.parameters(), lr=0.1), model)
+
+    def closure(value):
+        guarded.zero_grad()
+        return (model(torch.full((1, 1), value)).sum() ** 2).backward()
+
+    closure(1.0)
+    guarded.step(lambda: closure(1.0))
+    before = [bits(part.state_dict()) for part in guarded.parts]
+    guarded.step(lambda: closure(NAN))
+    assert guarded.step_was_skipped
+    assert [bits(part.state_dict()) for part in guarded.parts] == before
+    recovery = nanscan.Recovery(model, guarded)
+    guarded.parts[0].state[model.weight]["exp_avg"].fill_(NAN)
+    closure(NAN)
+    guarded.step()
+    assert recovery.step()
+    assert guarded.parts[0].state[model.weight]["exp_avg"].isfinite().all()
+
+
 class Swallows(torch.optim.SGD):
     """A third-party optimizer that moves the weights first and catches whatever its closure raises."""
 
