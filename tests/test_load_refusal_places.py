@@ -86,6 +86,45 @@ def test_a_class_that_has_moved_or_gone_is_named_with_its_place_and_what_to_do(
         monkeypatch.delitem(sys.modules, "net_of_before", raising=False)
 
 
+class Elsewhere:
+    """Pickles as the path of a system that is not this one."""
+
+    def __reduce__(self) -> Any:
+        return pathlib.Path, ("runs", "7")
+
+
+def renamed(old: Path, new: Path, name: bytes, other: bytes) -> Path:
+    with zipfile.ZipFile(old) as source, zipfile.ZipFile(new, "w") as target:
+        for member in source.namelist():
+            target.writestr(member, source.read(member).replace(name, other))
+    return new
+
+
+def test_a_path_of_another_system_is_named_and_the_advice_loads_it(tmp_path: Path) -> None:
+    torch.save({"out": [Elsewhere()], "w": torch.ones(2)}, tmp_path / "here.pt")
+    file = renamed(tmp_path / "here.pt", tmp_path / "last.pt", b"pathlib\nPath\n", b"pathlib\nWindowsPath\n")
+    with pytest.raises(nanscan.CheckpointError, match=r"of another operating system.*\(at state\[\"out\"\]\[0\]\)"):
+        nanscan.load(file, weights_only=False)
+    with pytest.raises(nanscan.CheckpointError) as caught:
+        nanscan.load(file)
+    (advice,) = re.findall(r"add_safe_globals\((\[.*?\])\)", str(caught.value))
+    with torch.serialization.safe_globals(eval(advice)):
+        assert nanscan.load(file)["out"][0] == pathlib.PureWindowsPath("runs/7")
+
+
+def test_a_class_that_is_gone_is_allowed_as_what_has_become_of_it(tmp_path: Path) -> None:
+    torch.save({"args": argparse.Namespace(lr=0.1)}, tmp_path / "here.pt")
+    file = renamed(tmp_path / "here.pt", tmp_path / "last.pt", b"argparse\nNamespace", b"gone_pkg\nNamespace")
+    with pytest.raises(nanscan.CheckpointError, match=r"gone_pkg.Namespace can't be imported here") as caught:
+        nanscan.load(file)
+    assert "(new.Namespace, 'gone_pkg.Namespace')" in str(caught.value)
+    with torch.serialization.safe_globals([(argparse.Namespace, "gone_pkg.Namespace")]):
+        assert nanscan.load(file)["args"].lr == 0.1
+    with pytest.raises(nanscan.CheckpointError) as found:  # what is there needs no such words
+        nanscan.load(tmp_path / "here.pt")
+    assert "can't be imported" not in str(found.value)
+
+
 def test_a_file_of_another_device_says_how_to_load_it_here(tmp_path: Path) -> None:
     torch.save({"w": torch.arange(3.0)}, tmp_path / "cpu.pt")
     with zipfile.ZipFile(tmp_path / "cpu.pt") as old, zipfile.ZipFile(tmp_path / "last.pt", "w") as new:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import re
+import sys
 import zipfile
 import zlib
 from collections.abc import Sequence
@@ -14,12 +15,13 @@ from nanscan.checkpoint import layout
 from nanscan.errors import CheckpointError, CheckpointWarning, CorruptCheckpoint
 from nanscan.foreign_files import kind_by_head, kind_by_members
 from nanscan.messages import warn
-from nanscan.pickling.safe_globals import allowed
+from nanscan.pickling.byname import on_path
+from nanscan.pickling.safe_globals import allowed, resolve
 from nanscan.pickling.stream import inspect_pickle
 from nanscan.pickling.weights_only import expression
 from nanscan.pickling.where import Needs, needs_of
 
-__all__ = ["check_archive", "is_legacy", "missing_class", "refusal"]
+__all__ = ["check_archive", "is_legacy", "missing_class", "path_of_another_system", "refusal"]
 
 _LEGACY = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."  # how torch.save began a file before 1.6
 _CHUNK = 1 << 20
@@ -139,10 +141,39 @@ def refusal(path: str, error: Exception) -> CheckpointError:
     allow = f"allow it with torch.serialization.add_safe_globals([{', '.join(map(expression, refused))}]), or "
     if found.opcodes or needs.filled.intersection(refused):
         allow = ""  # no allowlist helps
+    gone = [name for name in refused if not _can_be_found(name)]
+    moved = (
+        f". {', '.join(gone)} can't be imported here: allow what has become of it, as "
+        f"(new.{gone[0].rpartition('.')[2]}, {gone[0]!r})"
+        if gone and allow
+        else ""
+    )
     return CheckpointError(
         f"{path!r} holds {names}{_where(needs, refused)}, which weights_only=True refuses because unpickling it may "
         f"run code. Convert it where the file is made (to numbers, strings, lists, tensors); or, if you trust it, "
-        f"{allow}load with weights_only=False"
+        f"{allow}load with weights_only=False{moved}"
+    )
+
+
+def _can_be_found(name: str) -> bool:
+    """Whether the module of a global may be imported here; nothing is imported to find out."""
+    top, module = name.partition(".")[0], name.rpartition(".")[0]
+    if resolve(name) is not None or module in sys.modules:
+        return resolve(name) is not None
+    return top in sys.modules or on_path(top)
+
+
+def path_of_another_system(path: str, error: Exception) -> CheckpointError | None:
+    """The error for a pathlib path that was saved on Windows and is loaded elsewhere, or the other way round."""
+    said = re.search(r"cannot instantiate '(WindowsPath|PosixPath)' on your system", str(error))
+    if said is None:
+        return None
+    name = said[1]
+    where = _where(_needs(path), [f"pathlib.{name}", f"pathlib._local.{name}"])
+    return CheckpointError(
+        f"{path!r} holds a path of another operating system, pathlib.{name}{where}, which can't be made here: set "
+        f"pathlib.{name} = pathlib.Pure{name} while it is loaded; or load it with weights_only=True under "
+        f"torch.serialization.safe_globals([{expression(f'pathlib.{name}')}]). Store str(path) the next time"
     )
 
 

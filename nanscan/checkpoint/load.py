@@ -167,6 +167,8 @@ def _torch_load(path: str, file: Any, map_location: Any, weights_only: bool) -> 
     except RuntimeError as error:
         if isinstance(error, CheckpointError):
             raise
+        if (other_system := foreign.path_of_another_system(path, error)) is not None:
+            raise other_system from error
         if any(words in str(error) for words in _NO_DEVICE):
             raise _of_another_device(path, error) from error
         if "maximum supported version for reading" in str(error):

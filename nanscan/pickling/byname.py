@@ -12,7 +12,7 @@ from typing import Any
 from nanscan.pickling.light import PROTOCOL
 from nanscan.pickling.verdict import MAINS, judge
 
-__all__ = ["forget", "refused_name"]
+__all__ = ["forget", "on_path", "refused_name"]
 
 _NAME_IT = "write it as a named function at the top of a module (functools.partial binds its arguments)"
 _MOVE_IT = "move it into a module file that can be imported"
@@ -113,7 +113,7 @@ def _importable(module: str) -> bool:
     origin = getattr(loaded, "__file__", None)
     if origin is None and getattr(loaded, "__path__", None) is None:
         return _compiled_in(module, loaded)
-    return (origin is None or os.path.exists(origin)) and _on_path(top)
+    return (origin is None or os.path.exists(origin)) and on_path(top)
 
 
 def _compiled_in(module: str, loaded: Any) -> bool:
@@ -123,7 +123,7 @@ def _compiled_in(module: str, loaded: Any) -> bool:
     return known or (bool(parent) and parent in sys.modules and _importable(parent))
 
 
-def _on_path(top: str) -> bool:
+def on_path(top: str) -> bool:
     """Whether the import system would find the top-level module or package `top` anew (editable installs included)."""
     for finder in sys.meta_path:
         try:

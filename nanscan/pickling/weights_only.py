@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copyreg
 import io
+import pathlib
 import pickle
 import pickletools
 import re
@@ -29,6 +30,7 @@ _code2op: dict[str, pickletools.OpcodeInfo] = {opcode.code: opcode for opcode in
 _PLAIN = (type(None), bool, float, str, complex)
 _PROTOCOL = 2  # torch.save's; the loader knows no other
 _COPIED_BYTES = 1 << 20  # storages up to this size in all are tried with their data, larger ones without
+_OF_AN_OS = ("PosixPath", "WindowsPath")
 _LISTED = 12  # more names than this are no allowlist that anybody would write
 
 
@@ -260,6 +262,10 @@ def expression(path: str) -> str:
     >>> expression("builtins.range"), expression("torch.optim.sgd.SGD")
     ('range', 'torch.optim.SGD')
     """
+    module, _, name = path.rpartition(".")
+    if module in ("pathlib", "pathlib._local") and name in _OF_AN_OS:  # Python 3.13 wrote the second
+        name = name if name == type(pathlib.Path()).__name__ else f"Pure{name}"  # the other system's has no files here
+        return f"pathlib.{name}" if path == f"pathlib.{name}" else f'(pathlib.{name}, "{path}")'
     known = resolve(path)
     if known is not None and not _is_global(known):  # a constant, which does not know where it belongs
         return f'({path.removeprefix("builtins.")}, "{path}")'
