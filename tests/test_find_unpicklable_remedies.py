@@ -109,6 +109,7 @@ def test_a_wrapper_on_an_instance_is_to_be_taken_off() -> None:
         (torch.ops.aten.relu.default, "operator of torch.ops"),
         (torch.nn.attention.SDPBackend.MATH, "x.name"),
         (logging.Logger("made by hand"), "logging.getLogger"),
+        (nanscan.CheckpointManager("never/made"), "keep its directory"),
     ],
 )
 def test_an_object_of_this_process_is_one_finding_with_the_way_to_it(value: Any, words: str) -> None:

@@ -377,6 +377,25 @@ def test_loader_goes_on_where_it_was_and_nothing_draws_from_the_restored_generat
     assert train(loader, stop_after, 25) == wanted
 
 
+@pytest.mark.parametrize("stop_after", [2, 3])  # in the middle of an epoch and at its end
+def test_the_epochs_after_a_resume_are_shuffled_as_they_would_have_been_by_a_loaders_own_generator(
+    tmp_path: Path, stop_after: int
+) -> None:
+    def make(seed: int) -> Any:
+        generator = torch.Generator().manual_seed(seed)
+        return StatefulDataLoader(list(range(12)), batch_size=4, shuffle=True, generator=generator)
+
+    first, second = make(1), make(2)
+    batches = iter(first)
+    for _ in range(stop_after):
+        next(batches)
+    with CheckpointManager(tmp_path) as manager:
+        manager.save(1, loader=first)
+    wanted = [[batch.tolist() for batch in batches], *([batch.tolist() for batch in first] for _ in range(2))]
+    CheckpointManager(tmp_path).restore(loader=second)
+    assert [[batch.tolist() for batch in second] for _ in range(3)] == wanted
+
+
 def test_any_object_with_load_state_dict_is_a_loader(tmp_path: Path) -> None:
     class Position:
         def __init__(self) -> None:

@@ -11,7 +11,7 @@ import torch
 from nanscan import messages
 from nanscan.errors import CheckpointError, CheckpointWarning
 from nanscan.guard import GuardedOptimizer
-from nanscan.manager.contents import PARTS
+from nanscan.manager.contents import PARTS, generators_of
 from nanscan.manager.schedules import compare_scheduler, quoted
 from nanscan.manager.sharded.ranks import ALONE, Ranks
 from nanscan.matching import MatchReport, load_model_state, load_optimizer_state
@@ -97,7 +97,16 @@ def apply(saved: Mapping[str, Any], parts: Mapping[str, Any], strict: bool, rank
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CheckpointWarning)  # said the first time
         set_rng_state(saved.get("rng", {}))
+    _load_generators(saved.get("rng", {}), both.get("loader"))
     return found[0]
+
+
+def _load_generators(state: Any, loader: Any) -> None:
+    """What a loader's own generators draw next; they come after the loader, which draws while it is loaded."""
+    held = state.get("loader", []) if isinstance(state, Mapping) else []
+    own = generators_of(loader) if held else []
+    for generator, words in zip(own, held, strict=False):
+        generator.set_state(words.cpu())
 
 
 def _load_large(saved: Mapping[str, Any], both: Mapping[str, Any], strict: bool, undo: Undo) -> Matches:

@@ -20,7 +20,7 @@ from nanscan.matching.compare import plain_names
 from nanscan.names import clean
 from nanscan.rng import rng_state
 
-__all__ = ["FORMAT", "PARTS", "VERSION", "contents", "model_state", "unstored"]
+__all__ = ["FORMAT", "PARTS", "VERSION", "contents", "generators_of", "model_state", "unstored"]
 
 FORMAT = "nanscan-checkpoint"
 VERSION = 1
@@ -51,7 +51,21 @@ def contents(step: int, epoch: int | None, parts: Mapping[str, Any], extra: Mapp
     found["extra"] = {key: _storable(value) for key, value in extra.items()}
     found["nanscan"] = __version__
     found["rng"] = rng_state()  # last: a loader that has not begun yet draws its seed when it is asked for its state
+    if "loader" in found and (own := generators_of(parts["loader"])):
+        found["rng"]["loader"] = [generator.get_state() for generator in own]
     return found
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """The generators that a loader was given for its shuffling; its own state says nothing of later epochs.
+
+    >>> generator = torch.Generator()
+    >>> loader = torch.utils.data.DataLoader([1, 2], shuffle=True, generator=generator)
+    >>> generators_of(loader) == [generator], generators_of(None)
+    (True, [])
+    """
+    held = [getattr(owner, "generator", None) for owner in (loader, getattr(loader, "sampler", None))]
+    return list({id(one): one for one in held if isinstance(one, torch.Generator)}.values())
 
 
 def model_state(model: nn.Module) -> dict[str, Any]:
