@@ -35,7 +35,8 @@ class EagerEngine:
     @torch.no_grad()
     def copy_(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> None:
         """See `nanscan.engine.copy_`."""
-        torch._foreach_copy_(targets, sources, non_blocking=True)
+        if sources:  # it refuses empty lists
+            torch._foreach_copy_(targets, sources, non_blocking=True)
 
     def copy_finite(self, sources: list[Tensor], targets: list[Tensor], plain: bool = False) -> bool:
         """See `nanscan.engine.copy_finite`."""

@@ -102,6 +102,12 @@ def test_a_copy_that_does_not_look_copies_the_same(made_by):
         assert bits(source.resolve_conj()) == bits(target)
 
 
+@pytest.mark.parametrize("made_by", [lambda: engine.active_engine(), EagerEngine], ids=["native", "eager"])
+def test_a_copy_of_nothing_is_no_error(made_by, copy_finite):
+    made_by().copy_([], [])
+    assert copy_finite([], [])
+
+
 def test_a_parameter_and_its_gradient_history_are_left_alone(copy_finite):
     weight = torch.nn.Parameter(torch.randn(3))
     target = torch.zeros(3)
