@@ -342,3 +342,21 @@ def test_what_can_not_be_saved_is_left_out_if_asked(tmp_path: Path, background: 
         manager.close()
     restored = CheckpointManager(tmp_path).restore()
     assert restored is not None and restored.extra == {"loss": 0.5}
+
+
+def test_numpys_numbers_in_learning_rates_schedules_and_keys_are_stored_as_pythons(tmp_path: Path) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=np.float64(0.1), momentum=np.float32(0.5))
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, np.array([1, 3]))
+    optimizer.step()
+    scheduler.step()
+    with CheckpointManager(tmp_path, background=False) as manager:
+        manager.save(
+            1, model=model, optimizer=optimizer, scheduler=scheduler, extra={"per_class": {np.int64(3): np.float32(1)}}
+        )
+    resumed = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.MultiStepLR(resumed, [1, 3])
+    restored = CheckpointManager(tmp_path).restore(model=model, optimizer=resumed, scheduler=schedule)
+    assert restored is not None and restored.extra == {"per_class": {3: 1.0}}
+    assert type(resumed.param_groups[0]["lr"]) is float and schedule.milestones == scheduler.milestones
+    assert resumed.param_groups[0]["lr"] == optimizer.param_groups[0]["lr"] == pytest.approx(0.01)

@@ -12,6 +12,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -186,6 +187,19 @@ def test_a_rename_that_a_mounted_file_system_refuses_says_what_to_do_and_leaves_
         nanscan.save({"step": 2}, tmp_path / "a.pt")
     assert isinstance(caught.value, OSError) and caught.value.errno == number
     assert os.listdir(tmp_path) == ["a.pt"] and nanscan.load(tmp_path / "a.pt")["step"] == 1
+
+
+def test_of_thousands_of_one_kind_the_first_the_last_and_their_number_are_told(tmp_path: Path) -> None:
+    state = {"losses": [np.float64(i) for i in range(500)], "out": Path("runs"), "w": torch.ones(2)}
+    with pytest.raises(nanscan.CheckpointError) as caught:
+        nanscan.save(state, tmp_path / "a.pt")
+    said = str(caught.value)
+    assert said.count("\n") == 3 and "501 value(s)" in said and 'state["losses"][0] (numpy.float64)' in said
+    assert 'and 499 more numpy.float64, the last at state["losses"][499]: store float(x)' in said
+    assert 'state["out"] (pathlib.PosixPath)' in said
+    with pytest.warns(nanscan.CheckpointWarning, match="and 499 more") as warned:
+        nanscan.save(state, tmp_path / "a.pt", on_unpicklable="drop")
+    assert str(warned[0].message).count("\n") == 3 and list(nanscan.load(tmp_path / "a.pt")) == ["losses", "w"]
 
 
 def test_an_unknown_number_keeps_the_systems_own_words() -> None:

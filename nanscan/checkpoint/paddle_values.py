@@ -13,7 +13,7 @@ from nanscan import paddle_objects
 from nanscan.checkpoint.tensors import Found, keyed
 from nanscan.errors import CheckpointError
 from nanscan.pickling.naming import Step, render, type_name
-from nanscan.pickling.problem import PickleProblem
+from nanscan.pickling.problem import PickleProblem, in_lines
 
 __all__ = ["Stored", "arrays_in", "moved", "refuse_unfit", "stored_in"]
 
@@ -72,7 +72,7 @@ def refuse_unfit(obj: Any, path: str) -> None:
 
 
 def _error(path: str, problems: list[PickleProblem]) -> CheckpointError:
-    listed = "\n  ".join(problem.describe() for problem in problems)
+    listed = in_lines(problems)
     error = CheckpointError(
         f"cannot save to {path!r}: {len(problems)} value(s) don't fit into a file of paddle.save. Change them as said, "
         f'or leave them out with on_unpicklable="drop":\n  {listed}'

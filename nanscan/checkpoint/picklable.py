@@ -19,7 +19,7 @@ from nanscan.checkpoint.views import WASTE, Views
 from nanscan.engine.shards import is_dtensor
 from nanscan.errors import CheckpointError
 from nanscan.pickling.find import find_unpicklable
-from nanscan.pickling.problem import PickleProblem
+from nanscan.pickling.problem import PickleProblem, in_lines
 from nanscan.pickling.safe_globals import allowed, allowed_objects
 from nanscan.pickling.weights_only import refused
 
@@ -113,7 +113,7 @@ def unpicklable(obj: Any, path: str, problems: Sequence[PickleProblem], cause: B
     if whole:
         text = f"cannot save to {path!r}: {whole}"
     elif problems:
-        listed = "\n  ".join(problem.describe() for problem in problems)
+        listed = in_lines(problems)
         text = (
             f"cannot save to {path!r}: {len(problems)} value(s) can't be saved so that they load again without running "
             f'code. Change them as said, or leave them out with on_unpicklable="drop":\n  {listed}'

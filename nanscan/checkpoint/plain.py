@@ -13,7 +13,7 @@ from torch import Tensor
 from nanscan.checkpoint.digest import Region
 from nanscan.errors import CheckpointError
 from nanscan.pickling.naming import type_name
-from nanscan.pickling.problem import PickleProblem
+from nanscan.pickling.problem import PickleProblem, in_lines
 
 __all__ = ["Leaf", "bytes_of", "device_of", "import_optional", "leaves", "refusal", "system_error"]
 
@@ -50,7 +50,7 @@ def refusal(keys: Sequence[Any], value: Any, reason: str, fix: str) -> PicklePro
 def refuse(path: str, problems: Sequence[PickleProblem]) -> None:
     """Raise for places that a format can't hold; the name of the state is not known here."""
     if problems:
-        listed = "\n  ".join(problem.describe() for problem in problems)
+        listed = in_lines(problems)
         error = CheckpointError(
             f"cannot save to {path!r}: {len(problems)} value(s) don't fit into this format. Change them as said, leave "
             f'them out with on_unpicklable="drop", or save as .pt:\n  {listed}'

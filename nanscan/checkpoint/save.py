@@ -23,7 +23,7 @@ from nanscan.local_paths import refuse_other_places
 from nanscan.messages import warn
 from nanscan.pickling.drop import drop_all, drop_unpicklable
 from nanscan.pickling.naming import caller_frame, root_name
-from nanscan.pickling.problem import PickleProblem
+from nanscan.pickling.problem import PickleProblem, in_lines
 
 __all__ = ["save"]
 
@@ -81,7 +81,7 @@ def save(
             f'check_finite is True, False or "nan" (got {check_finite!r}); on_unpicklable is "raise" or "drop" '
             f"(got {on_unpicklable!r})"
         )
-    if isinstance(obj, (str, os.PathLike)) and not isinstance(path, (str, bytes, os.PathLike)):
+    if issubclass(type(obj), (str, os.PathLike)) and not isinstance(path, (str, bytes, os.PathLike)):
         raise TypeError(f"the arguments are the other way round: nanscan.save({type(path).__name__}, {str(obj)!r})")
     name = path_of(path)
     form, root = format_of(name), root_name(obj, caller_frame())
@@ -215,6 +215,6 @@ def _without(obj: Any, root: str, path: str, form: Format | None, problems: Sequ
         left = drop_unpicklable(obj, problems)
     if left is obj:
         return obj
-    listed = "\n  ".join(problem.describe() for problem in problems)
+    listed = in_lines(problems)
     warn(f"nanscan.save left {len(problems)} value(s) out of {path!r}:\n  {listed}", CheckpointWarning)
     return left

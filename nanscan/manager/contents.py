@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +42,7 @@ def contents(step: int, epoch: int | None, parts: Mapping[str, Any], extra: Mapp
         part = parts.get(name)
         if part is None or not hasattr(part, "state_dict"):
             continue
-        found[name] = model_state(part) if name == "model" else part.state_dict()
+        found[name] = model_state(part) if name == "model" else _with_plain_numbers(name, part.state_dict())
     optimizer = parts.get("optimizer")
     if optimizer is not None:
         found["optimizer_names"] = optimizer_names(optimizer, parts.get("model"))
@@ -54,6 +54,13 @@ def contents(step: int, epoch: int | None, parts: Mapping[str, Any], extra: Mapp
     if "loader" in found and (own := generators_of(parts["loader"])):
         found["rng"]["loader"] = [generator.get_state() for generator in own]
     return found
+
+
+def _with_plain_numbers(name: str, state: Any) -> Any:
+    """The state with Python's numbers for NumPy's: a schedule in NumPy puts these into learning rates."""
+    if name == "optimizer" and isinstance(state, Mapping) and "param_groups" in state:
+        return {**state, "param_groups": _storable(state["param_groups"])}
+    return _storable(state) if name in ("scheduler", "scaler") else state
 
 
 def generators_of(loader: Any) -> list[torch.Generator]:
@@ -141,8 +148,8 @@ def _storable(value: Any) -> Any:
         return model_state(value)
     if isinstance(value, np.generic):
         return value.item()
-    if type(value) in (dict, OrderedDict):
-        return type(value)((key, _storable(item)) for key, item in value.items())
+    if type(value) in (dict, OrderedDict, Counter):
+        return type(value)({_storable(key): _storable(item) for key, item in value.items()})
     if type(value) in (list, tuple):
         return type(value)(_storable(item) for item in value)
     if not isinstance(value, (type, torch.Tensor)) and callable(getattr(value, "state_dict", None)):

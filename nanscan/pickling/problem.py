@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["PickleProblem"]
+__all__ = ["PickleProblem", "in_lines"]
+
+_LISTED = 20  # lines that a person reads; a history of numbers may hold thousands of one kind
 
 
 @dataclass(frozen=True)
@@ -46,3 +49,28 @@ class PickleProblem:
         return {name: getattr(self, name) for name in ("path", "type", "reason", "fix", "severity")}
 
     __str__ = describe
+
+
+def in_lines(problems: Sequence[PickleProblem]) -> str:
+    """The problems for a message, a line each; of many, the first of each kind, and how many more there are.
+
+    >>> one = PickleProblem("hist[0]", "numpy.float64", "it is refused", "store float(x)")
+    >>> print(in_lines([one] * 5000))
+    hist[0] (numpy.float64): it is refused; store float(x)
+      and 4999 more numpy.float64, the last at hist[0]: store float(x)
+    """
+    if len(problems) <= _LISTED:
+        return "\n  ".join(problem.describe() for problem in problems)
+    kinds: dict[tuple[str, str], list[PickleProblem]] = {}
+    for problem in problems:
+        kinds.setdefault((problem.type, problem.fix), []).append(problem)
+    lines = []
+    for (kind, fix), alike in list(kinds.items())[:_LISTED]:
+        lines.append(alike[0].describe())
+        if alike[1:]:
+            lines.append(f"and {len(alike) - 1} more {kind}, the last at {alike[-1].path}: {fix.partition('; ')[0]}")
+    if len(kinds) > _LISTED:
+        lines.append(
+            f"and {len(kinds) - _LISTED} more kinds: nanscan.find_unpicklable(state, weights_only=True) has all"
+        )
+    return "\n  ".join(lines)
