@@ -168,7 +168,7 @@ def _fails_to_copy(kind: type[torch.Tensor]) -> tuple[str, str] | None:
     if kind.__torch_dispatch__ is not special.__torch_dispatch__:
         return None  # such a class makes its instances itself
     try:
-        copy.deepcopy(torch.empty(1).as_subclass(kind))
+        copy.deepcopy(torch.empty(1, device="cpu").as_subclass(kind))
     except RuntimeError as error:
         if "default implementation of __deepcopy__" not in str(error):
             return None
