@@ -31,6 +31,13 @@ class Block(nn.Linear):
         return self.last_out
 
 
+class Passes(nn.Module):
+    """As a LightningModule does it: its trainer stays behind."""
+
+    def __getstate__(self) -> Any:
+        return {**self.__dict__, "trainer": None}
+
+
 def _named(**modules: nn.Module) -> Any:
     model = nn.Sequential()
     for name, module in modules.items():
@@ -157,6 +164,26 @@ def test_distributed_data_parallel_says_to_save_the_inner_state_dict() -> None:
     for problems in (with_group, find_unpicklable(wrapped)):
         assert [problem.path for problem in problems] == ["wrapped", "wrapped.module.fn"]
         assert "process group" in problems[0].reason and "model.module.state_dict()" in problems[0].fix
+
+
+def test_a_fully_sharded_model_is_one_finding_with_the_ways_to_save_it() -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        sharded = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+        fully_shard(sharded)
+        (problem,) = find_unpicklable(sharded)
+    finally:
+        dist.destroy_process_group()
+    assert problem.path == "sharded" and "CheckpointManager" in problem.fix and "full_state_dict" in problem.fix
+
+
+def test_a_getstate_that_passes_on_a_deep_model_loses_nothing() -> None:
+    whole = Passes()
+    whole.net = _named(outer=_named(inner=_named(last=nn.Linear(2, 2))))
+    assert torch.equal(pickle.loads(pickle.dumps(whole)).net.outer.inner.last.weight, whole.net.outer.inner.last.weight)
+    assert find_unpicklable(whole) == []
 
 
 @pytest.mark.parametrize("make", [Forgets, StateNone])

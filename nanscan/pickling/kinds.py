@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["COMPILED", "PICKLE_BUT_NO_MORE", "SCRIPT", "Kind", "kind_of"]
+__all__ = ["COMPILED", "FSDP", "PICKLE_BUT_NO_MORE", "SCRIPT", "Kind", "kind_of"]
 
 
 class Kind(NamedTuple):
@@ -87,6 +87,11 @@ _TEMPORARY = Kind(
 _DDP = Kind(
     "it needs the process group, here and where it is loaded",
     "save model.module.state_dict(): the inner model's, whose keys have no 'module.' in front",
+)
+FSDP = Kind(
+    "a model under fully_shard holds one rank's shards, process groups and hooks of this run",
+    "nanscan.CheckpointManager saves it on all ranks; for one file take the state of "
+    "torch.distributed.checkpoint.state_dict.get_model_state_dict with full_state_dict=True",
 )
 COMPILED = Kind(
     "a compiled model holds what torch.compile made in this process",
@@ -179,6 +184,7 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
     (SCRIPT, "torch.jit._script.ScriptModule torch.jit.torch.jit.ScriptFunction torch.ScriptObject torch.Graph"),
     (SCRIPT, "torch.ScriptModule torch.ScriptMethod torch.jit.CompilationUnit torch.Node torch.Value torch.Block"),
     (_DDP, "torch.nn.parallel.distributed.DistributedDataParallel"),
+    (FSDP, "torch.distributed.fsdp.FSDPModule"),
     (COMPILED, "torch._dynamo.eval_frame.OptimizedModule"),
     (_PADDLE_OPTIMIZER, "paddle.optimizer.optimizer.Optimizer"),
     (_PADDLE_LOADER, "paddle.io.reader.DataLoader"),

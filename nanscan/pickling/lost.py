@@ -94,13 +94,18 @@ def _lost_weights(module: nn.Module, kind: type, whole: Saved) -> tuple[str, str
     hook = own_hook(kind, "__reduce_ex__", "__reduce__", "__getstate__")
     if hook is None:
         return None
-    held = sum(len(m._parameters) + len(m._buffers) for m in module.modules() if "_parameters" in m.__dict__)
+    held = _held(module)
     if not held or any(_has_tensor(part) for part in whole):
         return None
     return (
         f"its {hook} carries no weights: {held} parameters and buffers are new (random) ones after loading",
         _KEEP,
     )
+
+
+def _held(module: nn.Module) -> int:
+    """How many parameters and buffers there are, however deep."""
+    return sum(len(m._parameters) + len(m._buffers) for m in module.modules() if "_parameters" in m.__dict__)
 
 
 def _has_tensor(value: Any, depth: int = 5) -> bool:
@@ -110,7 +115,7 @@ def _has_tensor(value: Any, depth: int = 5) -> bool:
     if depth == 0:
         return False
     if issubclass(kind, nn.Module):
-        return any(_has_tensor(v, depth - 1) for v in vars(value).values())
+        return _held(value) > 0 or any(_has_tensor(v, depth - 1) for v in vars(value).values())
     if issubclass(kind, dict):
         return any(_has_tensor(v, depth - 1) for v in dict.values(value))
     if kind in (list, tuple):

@@ -24,7 +24,7 @@ from nanscan.pickling.fixes import (
     said,
     without_data,
 )
-from nanscan.pickling.kinds import PICKLE_BUT_NO_MORE, SCRIPT, kind_of
+from nanscan.pickling.kinds import FSDP, PICKLE_BUT_NO_MORE, SCRIPT, kind_of
 from nanscan.pickling.naming import type_name
 from nanscan.pickling.parts import ATOMS, CONTAINERS, NEW, Part, Saved, contents, parts, saved
 from nanscan.pickling.places import Finding, Place
@@ -225,7 +225,7 @@ class Walk:
     def _known_bad(self, place: Place, kind: type) -> bool:
         """A value of a type that the table knows, and that really does not pickle, is one place, not its insides."""
         known = kind_of(kind)
-        if known is None or (issubclass(kind, torch.nn.Module) and known is not SCRIPT):
+        if known is None or (issubclass(kind, torch.nn.Module) and known not in (SCRIPT, FSDP)):
             return False
         with light.spawning(self._for_process):
             error = light.failure(place.value, self._for_process)
