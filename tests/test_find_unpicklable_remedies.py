@@ -21,7 +21,7 @@ from torch import nn
 
 import nanscan
 from nanscan import find_unpicklable
-from tests.unpicklable import Slotted
+from tests.unpicklable import Named, Slotted
 
 
 class Id(int):
@@ -65,6 +65,13 @@ def test_what_is_to_be_stored_instead_loads_with_weights_only(kind: str, tmp_pat
     stored = [eval(part, {"x": value, "torch": torch, "np": np}) for part in said[1].split(" and ")]
     nanscan.save({"x": stored}, tmp_path / "x.pt")
     assert len(nanscan.load(tmp_path / "x.pt")["x"]) == len(stored)
+
+
+def test_a_configuration_inside_a_configuration_is_not_forgotten() -> None:
+    nested = Named(lr=0.1, model=Named(width=8))
+    (problem,) = find_unpicklable({"x": nested}, weights_only=True)
+    assert problem.fix == "store dict(x), and the same of those inside it"
+    assert find_unpicklable({"x": {**nested, "model": dict(nested["model"])}}, weights_only=True) == []
 
 
 @pytest.mark.parametrize("value", [itertools.cycle([1]), Slotted(1, 2), object()])

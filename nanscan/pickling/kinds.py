@@ -115,6 +115,7 @@ _LOGGER = Kind(
     "a logger is saved by its name, and under this name logging finds another one",
     "take it from logging.getLogger(name) instead of making it, and it pickles; or drop it in __getstate__",
 )
+_LOGURU = Kind("it holds the open streams of this process", "import it where it is used: from loguru import logger")
 _MANAGER = Kind(
     "a checkpoint manager holds a thread and locks of this process",
     "keep its directory, and make the manager in the process that saves; keep it beside the model, not in it",
@@ -168,6 +169,7 @@ _FAMILIES: tuple[tuple[Kind, str], ...] = (
     ),
     (_OPERATOR, "torch._ops.OperatorBase torch._ops.OpOverloadPacket torch._library.custom_ops.CustomOpDef"),
     (_LOGGER, "logging.Logger"),
+    (_LOGURU, "loguru._logger.Logger"),
     (_MANAGER, "nanscan.manager.manager.CheckpointManager"),
     (_HANDLER, "logging.Handler logging.handlers.QueueListener"),
     (_WRITER, "torch.utils.tensorboard.writer.SummaryWriter torch.utils.tensorboard.writer.FileWriter"),

@@ -111,15 +111,21 @@ def _by_shape(value: object) -> str:
         return "store str(x), or a float"
     for base in _BUILTIN_BASES:
         if issubclass(kind, base):
-            return "store plain values in it only" if kind is base else f"store {base.__name__}(x)"
+            return "store plain values in it only" if kind is base else f"store {base.__name__}(x){_nested(value)}"
     if callable(getattr(kind, "save_pretrained", None)):
         return "call x.save_pretrained(folder) beside the checkpoint"
-    for method in ("model_dump", "state_dict", "to_dict", "asdict", "_asdict", "to_str"):
+    for method in ("model_dump", "state_dict", "to_dict", "asdict", "_asdict", "tolist", "to_str"):
         if callable(getattr(kind, method, None)):
             return f"store x.{method}()"
     if hasattr(kind, "__attrs_attrs__"):
         return "store attrs.asdict(x)"
     return _by_protocol(kind)
+
+
+def _nested(value: Any) -> str:
+    """Configurations (of yacs, easydict …) hold others of their own class."""
+    held = dict.values(value) if issubclass(type(value), dict) else ()
+    return ", and the same of those inside it" if any(type(part) is type(value) for part in held) else ""
 
 
 def _by_protocol(kind: type) -> str:
