@@ -394,3 +394,15 @@ def test_inf_in_a_mask_is_in_every_range() -> None:
     with pytest.warns(CheckpointWarning, match="of another dtype"):
         load_model_state(model, {"mask": torch.tensor([0.0, float("-inf")])})
     assert model.mask.tolist() == [0.0, float("-inf")]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_quantized_tensors_are_left_to_torch() -> None:
+    quantized = torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8)
+    model = nn.Module()
+    model.register_buffer("weight", quantized.clone())
+    load_model_state(model, {"weight": torch.full((2,), 0.5)})
+    assert model.weight.dequantize().tolist() == pytest.approx([0.5, 0.5])
+    model.register_buffer("weight", torch.zeros(2))
+    with pytest.raises(CheckpointError, match="can't be loaded"):
+        load_model_state(model, {"weight": quantized})

@@ -86,7 +86,7 @@ def _problem(own: Any, value: Any) -> str:
 
 def _out_of_range(dtype: torch.dtype, value: Tensor) -> str:
     """Why values of a wider dtype don't fit: they would become Inf, or other integers, without a word."""
-    if value.is_meta or value.numel() == 0 or value.layout is not torch.strided or dtype is torch.bool:
+    if value.is_meta or value.is_quantized or value.layout is not torch.strided or not _is_number(dtype):
         return ""
     value = value.detach()
     info = torch.finfo(dtype) if dtype.is_floating_point or dtype.is_complex else torch.iinfo(dtype)
@@ -100,6 +100,10 @@ def _out_of_range(dtype: torch.dtype, value: Tensor) -> str:
         f"is {dtype_name(value.dtype)} in the checkpoint and has {int(lost.sum())} value(s) beyond the range of "
         f"{dtype_name(dtype)}, which the model has (up to {float(info.max):.3g})"
     )
+
+
+def _is_number(dtype: torch.dtype) -> bool:
+    return dtype is not torch.bool and not dtype_name(dtype).startswith(("q", "bits"))
 
 
 def _finite(value: Tensor) -> Tensor:
