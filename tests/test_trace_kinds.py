@@ -7,6 +7,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import nanscan
+from nanscan import engine as engines
 
 
 def origin_of(function, model=None):
@@ -184,6 +185,11 @@ def test_a_bad_gradient_given_to_backward_is_said_to_be_an_input():
     x = torch.ones(2, requires_grad=True)
     origin = origin_of(lambda: (x * 2).backward(torch.tensor([float("nan"), 0.0])))
     assert (origin.op, origin.phase, origin.name) == ("input", "backward", "the gradient given to backward()")
+
+
+def test_the_engine_can_be_chosen_inside_of_a_transform_where_a_new_parameter_has_no_memory(monkeypatch):
+    monkeypatch.setattr(engines, "_active", None)
+    assert origin_of(lambda: torch.func.grad(lambda v: v.log().sum())(torch.zeros(3))).op == "aten.log"
 
 
 def test_transforms_of_torch_func_are_traced():

@@ -88,6 +88,60 @@ def test_an_inf_weight_is_named_also_where_its_layer_makes_nan_of_it() -> None:
     assert (origin.op, origin.kind, origin.name) == ("parameter", "inf", "weight")
 
 
+def test_an_inf_that_the_op_which_makes_nan_of_it_overwrites_is_named_as_what_it_was() -> None:
+    table = nn.Embedding(4, 3, max_norm=1.0)
+    with torch.no_grad():
+        table.weight[1] = INF
+    weight = origins_of(lambda: table(torch.tensor([1, 2])), table)[0]
+    assert (weight.op, weight.kind, weight.name) == ("parameter", "inf", "weight")
+    assert "held Inf before this pass (3 of 12 elements" in str(weight.hint)
+    features = torch.tensor([INF, 1.0])
+    data = origins_of(lambda: features.mul_(0.0))[0]
+    assert (data.op, data.kind, data.name) == ("input", "inf", "features")
+    mask = torch.tensor([-INF, 1.0])
+    assert [o.op for o in origins_of(lambda: mask.mul_(0.0))] == ["aten.mul_"]  # -Inf only: it may be a mask
+
+
+def test_a_nan_that_one_branch_throws_away_and_another_uses_is_named() -> None:
+    x = torch.tensor([-1.0, 1.0])
+
+    def used_twice() -> Tensor:
+        y = x.log()
+        return torch.where(x > 0, y, 0.0).sum() + (y * 2).sum()
+
+    def thrown_away_at_the_end() -> Tensor:
+        return torch.where(x > 0, x.log() * 2, 0.0).sum()
+
+    assert [o.op for o in origins_of(used_twice)] == ["aten.log"]
+    assert origins_of(thrown_away_at_the_end) == []
+
+
+def _in_place(y: Tensor, keep: Tensor) -> Tensor:
+    y[~keep] = 0.0
+    return y.square()
+
+
+CHOICES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "masked_select": lambda y, keep: y.masked_select(keep).square(),
+    "index by mask": lambda y, keep: y[keep].square(),
+    "index_select": lambda y, keep: y.index_select(0, keep.nonzero()[:, 0]).square(),
+    "gather": lambda y, keep: y.gather(0, keep.nonzero()[:, 0]).square(),
+    "written in place": _in_place,
+    "overwritten": lambda y, keep: y.copy_(keep).square(),
+}
+
+
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES.keys())
+def test_a_missing_label_that_is_left_out_by_index_or_overwritten_is_no_fault(
+    choose: Callable[[Tensor, Tensor], Tensor],
+) -> None:
+    labels = torch.tensor([math.nan, 1.0])
+    predicted = torch.zeros(2, requires_grad=True)
+    keep = ~labels.isnan()
+    assert origins_of(lambda: choose((predicted - labels), keep).sum().backward()) == []
+    assert origins_of(lambda: choose((predicted - labels), ~keep).sum().backward()) or choose is CHOICES["overwritten"]
+
+
 class Several(nn.Module):
     def forward(self, first: Tensor, *rest: Tensor) -> Tensor:
         return first + sum(rest)

@@ -44,9 +44,10 @@ class NativeEngine:
     def _learn_shortcuts(self) -> None:
         """Let the module look for PyTorch's own functions behind `.grad`, in versions where they are known to be it."""
         if torch.__version__ < "2.15.dev0":  # a version, compared as one
-            parameter = torch.nn.Parameter(torch.zeros(2, 3, device="cpu"))
-            parameter.grad = torch.zeros(2, 3, device="cpu")
-            self._c.learn_shortcuts(parameter)
+            with torch._C._DisableFuncTorch():  # inside of torch.func.grad a parameter made there has no memory
+                parameter = torch.nn.Parameter(torch.zeros(2, 3, device="cpu"))
+                parameter.grad = torch.zeros(2, 3, device="cpu")
+                self._c.learn_shortcuts(parameter)
 
     def range_meter(self, take_other: TakeOther) -> RangeMeter | None:
         """See `nanscan.engine.range_meter`."""

@@ -36,7 +36,7 @@ COPY_BYTES = 16 << 20  # an input that an op overwrites is copied for the descri
 _RISKY = frozenset({
     "log_", "log2_", "log10_", "log1p_", "sqrt_", "rsqrt_", "reciprocal_", "div_", "pow_", "exp_", "exp2_",
     "expm1_", "acos_", "asin_", "atanh_", "acosh_", "lgamma_", "digamma_", "logit_", "xlogy_", "fmod_",
-    "remainder_", "float_power_", "square_", "mul_", "erfinv_", "tan_",
+    "remainder_", "float_power_", "square_", "mul_", "erfinv_", "tan_", "embedding_renorm_",
 })
 # fmt: on
 

@@ -16,7 +16,7 @@ from nanscan.origin.ops import Kind, drops_values, ends_in_inf, fills_with_inf, 
 from nanscan.origin.ranges import Counts, bad_counts, has_plus_inf
 from nanscan.origin.record import Origin
 from nanscan.origin.torch_private import WeakStorage, plain
-from nanscan.origin.writing import forward_origin, input_origin
+from nanscan.origin.writing import forward_origin, input_origin, overwritten
 
 __all__ = ["Call", "Finding", "Judge", "Run"]
 
@@ -61,6 +61,7 @@ class Finding:
         escaped: an op that does not choose consumed it.
         outside: an Inf that came in from outside: it counts where it does harm, never for being left as a result.
         mask: such a one that is -Inf only, and may be a mask: it counts where no mask has any business.
+        ends: the memory (by its key) in which it stands and from which no op has taken it on or thrown it away.
     """
 
     origin: Origin
@@ -72,11 +73,12 @@ class Finding:
     escaped: bool = False
     outside: bool = False
     mask: bool = False
+    ends: set[int] = field(default_factory=set)
 
     @property
     def thrown_away(self) -> bool:
         """True if its elements were not chosen (a `where` took the other branch) and not used elsewhere."""
-        return self.dropped and not self.escaped
+        return self.dropped and not (self.escaped or self.ends)
 
     @property
     def is_origin(self) -> bool:
@@ -129,6 +131,8 @@ class Judge:
         else:
             for finding in sources:
                 finding.counts = finding.counts or (counts[0] > 0 and finding.origin.kind == "nan")
+        for tensor, _ in inputs:
+            self._taken(tensor)
         self._hold(output, made or sources)
 
     def _new_nan(self, run: Run, position: int, sources: list[Finding]) -> list[Finding]:
@@ -157,26 +161,26 @@ class Judge:
         """An Inf that no traced op made. A weight that is Inf is no mask, nor is what is multiplied as a matrix."""
         unmasked = {id(tensor) for tensor in never_masks(run.call.func, run.args)}
         for tensor, _ in inputs:
-            if (tensor.dim() > 0 or id(tensor) in unmasked) and self.is_new_inf(tensor):
+            if (tensor.dim() > 0 or id(tensor) in unmasked) and self.is_new_inf(tensor, overwritten(run, tensor)):
                 self.given(run, tensor)
             for finding in self.made(tensor) if id(tensor) in unmasked else ():
                 finding.counts = finding.counts or finding.outside
 
-    def is_new_inf(self, tensor: Tensor) -> bool:
-        """True for a tensor with an Inf that no traced op made and that was not seen before."""
+    def is_new_inf(self, tensor: Tensor, seen: Tensor | None = None) -> bool:
+        """True for a tensor with an Inf that no traced op made; `seen` is what it held if the op overwrote it."""
         if self._known(tensor):
             return False
-        counts = bad_counts(tensor)
+        counts = bad_counts(tensor if seen is None else seen)
         return counts[1] > 0 and counts[0] == 0
 
     def given(self, run: Run, tensor: Tensor) -> Finding:
         """A tensor that was Inf before any traced op: a finding that does not count yet, unless it is a parameter."""
         named = self.modules.tensor_name(tensor)
-        finding = self._add(
-            input_origin(run, tensor, "inf", self.modules), named is not None and named[0] == "parameter"
-        )
+        seen = overwritten(run, tensor)
+        origin = input_origin(run, tensor, "inf", self.modules, seen=seen)
+        finding = self._add(origin, named is not None and named[0] == "parameter")
         finding.outside = True
-        finding.mask = not finding.counts and not has_plus_inf(tensor)
+        finding.mask = not finding.counts and not has_plus_inf(tensor if seen is None else seen)
         self._hold(tensor, [finding])
         return finding
 
@@ -192,12 +196,24 @@ class Judge:
     def _absorbed(self, run: Run) -> None:
         """An op gave something finite: whatever it took of what was found goes no further here."""
         if not run.kind.skip:
-            drops = drops_values(run.call.func)
+            chooses = drops_values(run.call.func)
             for tensor in run.inputs():
+                clean = (chooses or run.kind.fresh) and _overwrites_all(run, tensor)
+                drops = chooses or clean
                 for finding in self.made(tensor):
                     finding.consumed = True
                     finding.dropped = finding.dropped or drops
                     finding.escaped = finding.escaped or not drops
+                if drops:
+                    self._taken(tensor)
+                if clean:  # a later op that reads this memory reads what was written
+                    self._holders.pop(storage_key(tensor) or 0, None)
+
+    def _taken(self, tensor: Tensor) -> None:
+        """What was found in this memory has gone on into an op's output, or was thrown away: here is no end of it."""
+        key = storage_key(tensor)
+        for finding in self.made(tensor) if key is not None else ():
+            finding.ends.discard(key)
 
     # ---- what is known of memory -------------------------------------------------------------------------------------
 
@@ -220,6 +236,8 @@ class Judge:
     def _hold(self, tensor: Tensor, findings: list[Finding]) -> None:
         key = storage_key(tensor)
         if key is not None:
+            for finding in findings:
+                finding.ends.add(key)
             have = self._holders.get(key)
             known = [] if have is None else have[1]
             merged = [*known, *(f for f in findings if f not in known)]
@@ -273,6 +291,12 @@ def _was_bad(run: Run, output: Tensor) -> bool:
         tensor is output and counts is None and copy is not None and bad_counts(copy) != (0, 0)
         for tensor, counts, copy in run.before
     )
+
+
+def _overwrites_all(run: Run, tensor: Tensor) -> bool:
+    """True if the op may have written to all of a tensor's memory: where it is finite now, nothing is left in it."""
+    written = any(before is tensor for before, _, _ in run.before)
+    return written and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _makes_inf(run: Run, inputs: list[tuple[Tensor, Counts]], nan_in: bool) -> bool:

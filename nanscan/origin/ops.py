@@ -52,7 +52,12 @@ _NO_MASK = frozenset({
 })
 # fmt: on
 _SUMMANDS = frozenset({"addmm", "baddbmm", "addmv", "addbmm"})
-_DROPS = frozenset({"where", "masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select"})
+# fmt: off
+_DROPS = frozenset({
+    "where", "masked_fill", "masked_fill_", "masked_scatter", "masked_scatter_", "masked_select",
+    "index", "index_put_", "index_select", "gather", "take", "nansum",
+})
+# fmt: on
 
 
 class Kind(NamedTuple):

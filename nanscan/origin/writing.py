@@ -19,7 +19,7 @@ from nanscan.origin.torch_private import plain
 if TYPE_CHECKING:
     from nanscan.origin.judge import Call, Run
 
-__all__ = ["forward_origin", "hint_of", "input_origin", "loss_of_mask", "source_and_note"]
+__all__ = ["forward_origin", "hint_of", "input_origin", "loss_of_mask", "overwritten", "source_and_note"]
 
 
 def forward_origin(run: Run, position: int, kind: str, modules: ModuleStack) -> Origin:
@@ -89,11 +89,15 @@ def _output_name(position: int, tensor: Tensor, modules: ModuleStack) -> str:
 
 def _as_it_was(run: Run, tensor: Tensor) -> Tensor | None:
     """An input as the op saw it: one that it overwrote is gone, unless a copy was kept."""
-    for before, _, copy in run.before:
-        if before is tensor:
-            return copy
+    if any(before is tensor for before, _, _ in run.before):
+        return overwritten(run, tensor)
     given: Tensor = plain(tensor.detach())
     return given
+
+
+def overwritten(run: Run, tensor: Tensor) -> Tensor | None:
+    """The copy of what a tensor held before the op wrote to it; None if it did not, or none was kept."""
+    return next((copy for before, _, copy in run.before if before is tensor), None)
 
 
 def _input_name(run: Run, position: int, tensor: Tensor, modules: ModuleStack) -> str:
@@ -106,10 +110,13 @@ def _input_name(run: Run, position: int, tensor: Tensor, modules: ModuleStack) -
     return f"input {position}"
 
 
-def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack, maker: Call | None = None) -> Origin:
+def input_origin(
+    run: Run, tensor: Tensor, kind: str, modules: ModuleStack, maker: Call | None = None, seen: Tensor | None = None
+) -> Origin:
     """The origin for a tensor that was bad before any traced op touched it.
 
-    `maker` is the call that gave its memory, where nobody wrote to it: then it is that call's doing.
+    `maker` is the call that gave its memory, where nobody wrote to it: then it is that call's doing. `seen` is what
+    the tensor held before the op overwrote it.
     """
     named = modules.owner(tensor)
     call = run.call if maker is None else maker
@@ -118,7 +125,7 @@ def input_origin(run: Run, tensor: Tensor, kind: str, modules: ModuleStack, make
     what = "input" if named is None else "parameter"
     what = aten_name(call.func) if maker is not None and named is None else custom if custom is not None else what
     name, value = _as_owned(named, tensor) if named is not None else _outside_name(run, tensor, modules)
-    value = plain(value.detach())
+    value = plain((value if seen is None else seen).detach())
     if custom is not None and " of aten." in name:
         name = f"output of {custom}"
     if named is not None and named.kind == "buffer":
