@@ -144,6 +144,27 @@ def test_a_subclass_of_tensors_that_can_not_be_copied_is_a_loss_told_once() -> N
     assert find_unpicklable(model) == [] and type(copy.deepcopy(model).images[0]) is Copyable  # type: ignore[index]
 
 
+class Sparse(nn.Module):
+    def __init__(self, weight: torch.Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.filterwarnings("ignore")
+def test_a_sparse_parameter_that_can_not_be_copied_is_a_loss_and_its_state_can_be(layout: torch.layout) -> None:
+    model, other = Sparse(torch.eye(2).to_sparse(layout=layout)), Sparse(torch.zeros(2, 2).to_sparse(layout=layout))
+    with pytest.raises(RuntimeError):
+        copy.deepcopy(model)
+    (problem,) = find_unpicklable(model)
+    assert problem.path == "model.weight" and problem.severity == "loss" and "load_state_dict" in problem.fix
+    if layout is torch.sparse_coo:
+        other.load_state_dict(model.state_dict())
+        assert torch.equal(other.weight.to_dense(), torch.eye(2))
+    assert find_unpicklable({"x": torch.eye(2).to_sparse()}) == []
+    assert find_unpicklable(model, for_process=True, check_loading=False) == []
+
+
 class Sharded(nn.Parameter):
     pass
 

@@ -133,6 +133,15 @@ def tensor_loss(value: torch.Tensor, holder: Any = None, for_process: bool = Fal
             "drop the graph",
             _computed_anew(value, holder) or "store value.detach() instead, or register_buffer it",
         )
+    elif not for_process and _sparse_and_uncopyable(value):
+        yield (
+            f"copy.deepcopy fails on a {type(value).__name__} of layout {value.layout}; torch.save and pickle work",
+            (
+                "make the copy with load_state_dict (a new model of the same class, then "
+                "copy.load_state_dict(model.state_dict())); or keep it as a buffer of layout torch.sparse_coo, which "
+                "can be copied"
+            ),
+        )
     elif value.is_nested and value.layout is torch.strided and not for_process:
         yield (
             "copy.deepcopy fails on a nested tensor of this layout; torch.save and pickle work",
@@ -145,6 +154,12 @@ def tensor_loss(value: torch.Tensor, holder: Any = None, for_process: bool = Fal
                 f"{len(hooks)} hook(s) of this tensor, registered in {name}, would not be saved",
                 "register them again after loading",
             )
+
+
+def _sparse_and_uncopyable(value: torch.Tensor) -> bool:
+    if value.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return True
+    return value.layout is torch.sparse_coo and issubclass(type(value), nn.Parameter)
 
 
 def subclass_loss(kind: type[torch.Tensor], for_process: bool) -> tuple[str, str] | None:
