@@ -12,19 +12,14 @@ import torch
 from torch import Tensor
 
 import nanscan
-from nanscan import BatchProblem, BatchSpec, check_batch
+from nanscan import BatchSpec, check_batch
+from tests.batch_problems import only
 
 NAN, INF = float("nan"), float("inf")
 
 
 def texts(batch: Any, spec: BatchSpec | None = None) -> list[str]:
     return [str(problem) for problem in check_batch(batch, spec)]
-
-
-def only(batch: Any, spec: BatchSpec | None = None) -> BatchProblem:
-    problems = check_batch(batch, spec)
-    assert len(problems) == 1, [str(problem) for problem in problems]
-    return problems[0]
 
 
 def planted(value: float, *index: int, shape: tuple[int, ...] = (4, 3)) -> Tensor:

@@ -9,16 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nanscan import BatchProblem, BatchSpec, FieldSpec, check_batch
+from nanscan import BatchSpec, FieldSpec, check_batch
+from tests.batch_problems import only
 
 IMAGES = torch.rand(2, 3, 4, 4)
 BINARY = torch.tensor([[[0, 255], [255, 0]]]).repeat_interleave(2, 1).repeat_interleave(2, 2).expand(2, 4, 4).clone()
-
-
-def only(batch: Any, spec: BatchSpec | None = None) -> BatchProblem:
-    problems = check_batch(batch, spec)
-    assert len(problems) == 1, [str(problem) for problem in problems]
-    return problems[0]
 
 
 # --- the mask of a segmentation

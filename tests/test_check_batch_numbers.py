@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from nanscan import BatchProblem, BatchSpec, CheckedLoader, check_batch
-
-
-def only(batch: Any, spec: BatchSpec | None = None) -> BatchProblem:
-    problems = check_batch(batch, spec)
-    assert len(problems) == 1, [str(problem) for problem in problems]
-    return problems[0]
-
+from nanscan import BatchSpec, CheckedLoader, check_batch
+from tests.batch_problems import only
 
 THREE = BatchSpec(num_classes=3)
 

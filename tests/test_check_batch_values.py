@@ -9,18 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from nanscan import BatchProblem, BatchSpec, FieldSpec, check_batch
-
-
-def only(batch: Any, spec: BatchSpec | None = None) -> BatchProblem:
-    problems = check_batch(batch, spec)
-    assert len(problems) == 1, [str(problem) for problem in problems]
-    return problems[0]
-
-
-def ints(*values: Any) -> Tensor:
-    return torch.tensor(values)
-
+from nanscan import BatchSpec, FieldSpec, check_batch
+from tests.batch_problems import ints, only
 
 # --- labels
 
