@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nanscan import BatchSpec, FieldSpec, check_batch
+from nanscan import BatchProblem, BatchSpec, FieldSpec, check_batch
 from tests.batch_problems import only
 
 IMAGES = torch.rand(2, 3, 4, 4)
@@ -236,3 +236,14 @@ def test_a_mask_of_four_dimensions_that_hides_a_sample_is_named_and_its_rows_of_
     padded: Tensor = keep[:1, :, None] * keep[:1, None]
     assert check_batch({"attention_mask": torch.ones(3)}) == []  # of one sample
     assert check_batch({"attention_mask": padded[:, None]}) == []  # the third row is that of a key that is hidden too
+
+
+def test_a_batch_inside_of_a_transform_is_said_to_be_unreadable_there() -> None:
+    found: list[BatchProblem] = []
+
+    def loss(x: Tensor) -> Tensor:
+        found.append(only({"x": x * 2, "labels": torch.tensor([0, 1])}))
+        return x.sum()
+
+    torch.func.grad(loss)(torch.ones(2, 3))
+    assert found[0].kind == "unreadable" and "inside of torch.func.grad" in found[0].reason

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from nanscan import engine
+from nanscan.engine.tensors import is_transformed
 
 if TYPE_CHECKING:
     from nanscan.batches.plan import Plan
@@ -78,6 +79,7 @@ def _askable(batch: Any, values: Sequence[Tensor]) -> bool:
         type(value) is Tensor
         and value.is_cpu
         and not value.is_nested
+        and not is_transformed(value)
         and value.layout is torch.strided
         and value.dtype in _REAL | _WHOLE
         for value in values

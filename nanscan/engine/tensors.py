@@ -167,6 +167,12 @@ def _checked(tensor: Any) -> Tensor:
         raise _Unreadable(_not_a_tensor(tensor), TypeError)
     if torch.nn.parameter.is_lazy(tensor):
         raise _Unreadable("is not initialized yet: run one forward pass first", ValueError)
+    if is_transformed(tensor):
+        raise _Unreadable(
+            "is a tensor inside of torch.func.grad, vmap or another transform, where it has no numbers of its own: "
+            "scan what goes into the transform, or what comes out of it",
+            ValueError,
+        )
     if tensor.is_meta or _is_fake(tensor):
         raise _Unreadable("is a meta or fake tensor: it has a shape but no numbers to scan", ValueError)
     if tensor.is_quantized:
@@ -186,9 +192,20 @@ def _not_a_tensor(thing: Any) -> str:
     return f"is a {kind.__module__}.{kind.__qualname__}, not a tensor{nested}".replace("builtins.", "")
 
 
+def is_transformed(tensor: Tensor) -> bool:
+    """True for what a function given to torch.func.grad, vmap and the like computes with.
+
+    >>> seen = []
+    >>> _ = torch.func.vmap(lambda x: seen.append(is_transformed(x)) or x)(torch.ones(2))
+    >>> seen
+    [True]
+    """
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
 def _is_fake(tensor: Tensor) -> bool:
     if type(tensor) in _PLAIN_TYPES:
-        return bool(torch._is_functional_tensor(tensor) or torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+        return torch._is_functional_tensor(tensor)
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is not None and bool(fake.is_fake(tensor))
 

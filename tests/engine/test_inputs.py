@@ -134,8 +134,11 @@ def test_a_tensor_inside_a_function_transform_is_refused(engine: Engine) -> None
         engine.scan([x])
         return x
 
-    with pytest.raises(BadInput, match="tensor 0 is a meta or fake tensor"):
-        torch.vmap(inside)(torch.ones(2, 2))
+    for transformed in (torch.vmap(inside), torch.func.grad(lambda x: inside(x * 2).sum())):
+        with pytest.raises(
+            BadInput, match=r"tensor 0 is a tensor inside of torch\.func\.grad, vmap or another transform"
+        ):
+            transformed(torch.ones(2, 2))
 
 
 def test_nothing_to_scan_is_finite_with_norm_zero(engine: Engine) -> None:
