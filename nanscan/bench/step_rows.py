@@ -239,7 +239,7 @@ def print_clipped_rows(rows: Sequence[ClippedRow]) -> None:
         "A guarded step, clipped",
         (*columns, *(f"{name} adds" for name in names)),
         [_clipped_cells(row, names) for row in rows],
-        "adds: the difference of medians to a bare step of the same run",
+        "adds: the median, over the rounds, of the difference to the bare step of the same round",
     )
 
 

@@ -2,8 +2,9 @@
 
 A fixed order lets a command inherit the caches, clocks and spinning threads that its neighbour leaves behind; on a
 two-core machine that made overheads wrong by a factor of ten. Here every round runs every command once, in an order
-drawn anew, and what is compared are medians over the rounds. A command shorter than ``block`` seconds is repeated
-within its turn until the turn lasts that long, so that the clock's own cost does not count.
+drawn anew, and what is compared are medians over the rounds: of the times, or of the differences within a round. A
+command shorter than ``block`` seconds is repeated within its turn until the turn lasts that long, so that the clock's
+own cost does not count.
 """
 
 from __future__ import annotations
@@ -84,8 +85,11 @@ class Timings:
         return self.median(name) / self.median(base)
 
     def difference(self, name: str, base: str) -> float:
-        """Seconds that ``name`` takes more than ``base``: a difference of medians."""
-        return self.median(name) - self.median(base)
+        """Seconds that ``name`` takes more than ``base``: the median, over the rounds, of the difference in a round.
+
+        What other work on the machine does to a whole round falls out; of a difference of medians it would be the most.
+        """
+        return statistics.median(a - b for a, b in zip(self.samples[name], self.samples[base], strict=True))
 
     def medians(self) -> dict[str, float]:
         return {name: self.median(name) for name in self.samples}
