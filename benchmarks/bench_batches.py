@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -13,8 +12,9 @@ import torch.nn.functional as F
 
 import nanscan
 from benchmarks.conftest import Figures
+from benchmarks.goal_row import GoalRow
 from benchmarks.replay import CLOCK, record
-from nanscan.bench import Plan, Timings, interleave
+from nanscan.bench import Plan, interleave
 from nanscan.bench.goals import Goal
 from nanscan.bench.peers import flat_reads
 from nanscan.bench.table import print_table, show_time
@@ -30,22 +30,6 @@ FLOATS: dict[str, Callable[[], dict[str, torch.Tensor]]] = {
     "40 fields of 1 MB": lambda: {f"feature{i}": torch.randn(256, 1024) for i in range(40)},
     "bf16 images": lambda: {"image": torch.randn(128, 3, 224, 224).bfloat16()},
 }
-
-
-@dataclass(frozen=True)
-class BatchRow:
-    """Seconds of each command; `ratio` is what the goal is about."""
-
-    row: str
-    rounds: int
-    medians: dict[str, float]
-    ratio: float
-    goal: Goal
-    timings: Timings = field(repr=False, compare=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {name: value for name, value in asdict(self).items() if name not in ("timings", "goal")}
-        return plain | {"goal": str(self.goal), "verdict": self.goal.verdict(self.ratio)}
 
 
 def epoch_of(loader: Any, on_guard: bool) -> Callable[[], None]:
@@ -65,7 +49,7 @@ def epoch_of(loader: Any, on_guard: bool) -> Callable[[], None]:
 
 
 @cache
-def epoch_row(row: str, plan: Plan) -> BatchRow:
+def epoch_row(row: str, plan: Plan) -> GoalRow:
     data = list(batches(load_digits(), 1, BATCH_SIZE, seed=0))
     spec = nanscan.BatchSpec.from_model(DigitNet()) if row == "epoch, spec of the model" else None
     guard = row == "epoch, guarded"
@@ -75,7 +59,7 @@ def epoch_row(row: str, plan: Plan) -> BatchRow:
     }
     timings = interleave(commands, plan)
     medians = {name: timings.median(name) for name in commands}
-    return BatchRow(row, timings.rounds, medians, timings.ratio("checked", "plain"), EPOCH, timings)
+    return GoalRow(row, timings.rounds, medians, timings.ratio("checked", "plain"), EPOCH, timings)
 
 
 def in_one_buffer(batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -92,17 +76,17 @@ def in_one_buffer(batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tenso
 
 
 @cache
-def read_row(row: str, plan: Plan) -> BatchRow:
+def read_row(row: str, plan: Plan) -> GoalRow:
     batch, flat = in_one_buffer(FLOATS[row]())
     assert nanscan.check_batch(batch) == []
     reads = flat_reads(flat)
     timings = interleave({**reads, "checked": lambda: nanscan.check_batch(batch)}, plan)
     limit = timings.fastest(*reads)
     medians = {"plain": limit, "checked": timings.median("checked")}
-    return BatchRow(row, timings.rounds, medians, limit / medians["checked"], READ, timings)
+    return GoalRow(row, timings.rounds, medians, limit / medians["checked"], READ, timings)
 
 
-def print_rows(rows: list[BatchRow]) -> None:
+def print_rows(rows: list[GoalRow]) -> None:
     """The table of this suite."""
     print_table(
         f"batches: an epoch of the demo, ratio = checked / plain, goal {EPOCH}; large batches, ratio = fastest flat "
@@ -121,7 +105,7 @@ def print_rows(rows: list[BatchRow]) -> None:
     )
 
 
-ROWS: dict[str, Callable[[str, Plan], BatchRow]] = {
+ROWS: dict[str, Callable[[str, Plan], GoalRow]] = {
     "epoch": epoch_row,
     "epoch, spec of the model": epoch_row,
     "epoch, guarded": epoch_row,

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from benchmarks.goal_row import GoalRow
 from nanscan.bench import Timings
 from nanscan.bench.goals import Goal
 from nanscan.bench.table import print_table, show_time
@@ -39,27 +39,17 @@ def tensors_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Tenso
 
 
 @dataclass(frozen=True)
-class StateRow:
-    """Median seconds of each command on one state; `ratio` is what `goal` is about."""
+class StateRow(GoalRow):
+    """Commands that were timed on one state."""
 
-    row: str
     tensors: int
     megabytes: float
-    rounds: int
-    medians: dict[str, float]
-    ratio: float
-    goal: Goal
-    timings: Timings = field(repr=False, compare=False)
 
     @classmethod
     def of(cls, row: str, live: Sequence[Tensor], timings: Timings, ratio: float, goal: Goal) -> StateRow:
         """From what was timed on the tensors `live`."""
-        medians = {name: timings.median(name) for name in timings.samples}
-        return cls(row, len(live), sum(t.nbytes for t in live) / 1e6, timings.rounds, medians, ratio, goal, timings)
-
-    def to_dict(self) -> dict[str, Any]:
-        plain = {name: value for name, value in asdict(self).items() if name not in ("goal", "timings")}
-        return plain | {"goal": str(self.goal), "verdict": self.goal.verdict(self.ratio)}
+        megabytes = sum(t.nbytes for t in live) / 1e6
+        return cls(row, timings.rounds, timings.medians(), ratio, goal, timings, len(live), megabytes)
 
 
 def print_states(title: str, rows: Sequence[StateRow]) -> None:
